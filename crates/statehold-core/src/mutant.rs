@@ -91,7 +91,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All mutants, in the order of their declaration.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 39] = [
         Self::DecideTwice,
         Self::ReplayAnything,
         Self::DoubleRelease,

@@ -443,7 +443,7 @@ mod tests {
     #[test]
     fn long_payloads_are_left_to_the_blob_table() {
         let bodies = vec![vec![1; BLOB_BYTES_MIN]];
-        let packed = pack_bodies(inline(&bodies));
+        let packed = pack_bodies([(&bodies[0], true)]);
         assert_eq!(packed.len(), 6);
         assert_eq!(
             unpack_bodies(&packed, &named(&bodies)).expect("own"),

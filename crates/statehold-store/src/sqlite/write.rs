@@ -1,6 +1,6 @@
 //! Writing one commit inside a transaction that the writer opened.
 
-use rusqlite::{Connection, OptionalExtension, ToSql, params};
+use rusqlite::{Connection, ToSql, params};
 use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};

@@ -1,12 +1,10 @@
 //! `math-agent`: sums, square roots, fibonacci numbers.
 
 mod expression;
-mod number;
 
 use serde_json::{Value, json};
 
 use self::expression::{SumError, evaluate};
-use self::number::{ArithmeticError, ExactFraction, approximately};
 use super::help;
 use super::turn::{DemoAnswer, DemoStep, DemoTurn, FinishedCall};
 use super::words::{bare, strip_prefixes};
@@ -15,6 +13,11 @@ use super::words::{bare, strip_prefixes};
 const FIBONACCI: &str = "fibonacci";
 /// The largest index whose fibonacci number fits into `u128`.
 const FIBONACCI_MAX: u32 = 186;
+/// How many decimals are shown, and how many digits in all.
+const DECIMALS_MAX: usize = 10;
+const DIGITS_MAX: usize = 14;
+/// The rounding error of a few steps, as a part of their result.
+const ROUNDING: f64 = 1e-15;
 /// The largest exact integer of JSON; larger numbers are sent as text.
 const JSON_INTEGER_MAX: u128 = (1 << 53) - 1;
 /// The longest sum that is parsed, in bytes.
@@ -63,10 +66,8 @@ fn answer(text: &str, memory: &[FinishedCall]) -> DemoAnswer {
         return DemoAnswer::text(root_answer(of));
     }
     match evaluate(asked) {
-        Ok(value) if value.is_shown_whole() => DemoAnswer::text(format!("{asked} is {value}")),
-        Ok(value) => DemoAnswer::text(format!("{asked} is about {value}")),
-        Err(SumError::Arithmetic(trouble)) => DemoAnswer::text(trouble_words(trouble)),
-        Err(SumError::NoSum) => DemoAnswer::text(help::TEXT),
+        Ok(value) => DemoAnswer::text(format!("{asked} is {}", shown(value))),
+        Err(error) => DemoAnswer::text(explain(error, help::TEXT)),
     }
 }
 
@@ -89,32 +90,38 @@ fn argument<'t>(asked: &'t str, names: &[&str]) -> Option<&'t str> {
     })
 }
 
-fn trouble_words(trouble: ArithmeticError) -> &'static str {
-    match trouble {
-        ArithmeticError::TooLarge => {
-            "That gets too large for me: I calculate with up to 38 digits."
-        }
-        ArithmeticError::DivisionByZero => "Nothing can be divided by zero.",
+/// Why there is no result. `no_sum` is the text for an input that is not a sum.
+fn explain(error: SumError, no_sum: &'static str) -> &'static str {
+    match error {
+        SumError::NoSum => no_sum,
+        SumError::TooLarge => "That gets too large for me: I calculate with up to 15 digits.",
+        SumError::DivisionByZero => "Nothing can be divided by zero.",
+    }
+}
+
+/// The number as people write it; `about` if it has more decimals than are shown.
+fn shown(value: f64) -> String {
+    let whole_digits = value.abs().trunc().to_string().len();
+    let decimals = DECIMALS_MAX.min(DIGITS_MAX.saturating_sub(whole_digits));
+    let rounded = format!("{value:.decimals$}").parse();
+    let rounded: f64 = rounded.expect("a number in decimals is a number");
+    // Adding zero makes a zero of -0.
+    let text = (rounded + 0.0).to_string();
+    if (value - rounded).abs() <= value.abs() * ROUNDING {
+        text
+    } else {
+        format!("about {text}")
     }
 }
 
 fn root_answer(of: &str) -> String {
-    let value = match evaluate(of) {
-        Ok(value) => value,
-        Err(SumError::Arithmetic(trouble)) => return trouble_words(trouble).to_owned(),
-        Err(SumError::NoSum) => {
-            return "I can take the square root of a number: try \"What's the square root of 121?\""
-                .to_owned();
-        }
-    };
-    if value.is_negative() {
-        return format!("The square root of {of} is not a real number.");
-    }
-    match value.exact_root() {
-        Some(root) if root.is_shown_whole() => format!("The square root of {of} is {root}"),
-        _ => {
-            let root = approximately(value.about().sqrt());
-            format!("The square root of {of} is about {root}")
+    match evaluate(of) {
+        Ok(value) if value < 0.0 => format!("The square root of {of} is not a real number."),
+        Ok(value) => format!("The square root of {of} is {}", shown(value.sqrt())),
+        Err(error) => {
+            let no_sum =
+                "I can take the square root of a number: try \"What's the square root of 121?\"";
+            explain(error, no_sum).to_owned()
         }
     }
 }
@@ -137,22 +144,15 @@ fn fibonacci_answer(of: &str, memory: &[FinishedCall]) -> DemoAnswer {
     } else {
         format!("{said} (earlier: {})", earlier.join(", "))
     };
+    let call = FinishedCall::new(FIBONACCI, json!({ "n": n }), as_json(value));
     DemoAnswer {
-        calls: vec![FinishedCall {
-            name: FIBONACCI.to_owned(),
-            arguments: json!({ "n": n }),
-            result: as_json(value),
-        }],
+        calls: vec![call],
         ..DemoAnswer::text(text)
     }
 }
 
 fn whole(text: &str) -> Option<u32> {
-    match evaluate(text) {
-        Ok(value) if value == ExactFraction::whole(0) => Some(0),
-        Ok(value) => value.to_string().parse().ok(),
-        Err(_) => None,
-    }
+    evaluate(text).ok()?.to_string().parse().ok()
 }
 
 fn fibonacci(n: u32) -> Option<u128> {
@@ -226,6 +226,19 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_shown_as_people_write_them() {
+        check("0.1 + 0.2", "0.1 + 0.2 is 0.3");
+        check("1/3*3", "1/3*3 is 1");
+        check("-1/8", "-1/8 is -0.125");
+        check("007.50", "007.50 is 7.5");
+        check("0 * -3", "0 * -3 is 0");
+        check("100/7", "100/7 is about 14.2857142857");
+        check("12345678.12345 * 1", "12345678.12345 * 1 is 12345678.12345");
+        check("999999999999999", "999999999999999 is 999999999999999");
+        check("0-0.00000000001", "0-0.00000000001 is about 0");
+    }
+
+    #[test]
     fn roots_in_words_and_signs() {
         check("sqrt(2)", "The square root of 2 is about 1.4142135624");
         check("square root of 2.25", "The square root of 2.25 is 1.5");
@@ -239,7 +252,7 @@ mod tests {
         let large = "9".repeat(39);
         check(
             &format!("{large} * {large}"),
-            "That gets too large for me: I calculate with up to 38 digits.",
+            "That gets too large for me: I calculate with up to 15 digits.",
         );
         check(
             &"1+".repeat(300),

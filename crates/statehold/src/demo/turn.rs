@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
+use statehold_engine::kept::text_of_value;
 
 /// The input of an agent's turn.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +29,16 @@ pub(super) struct FinishedCall {
     pub(super) name: String,
     pub(super) arguments: Value,
     pub(super) result: Value,
+}
+
+impl FinishedCall {
+    pub(super) fn new(name: &str, arguments: Value, result: Value) -> Self {
+        Self {
+            name: name.to_owned(),
+            arguments,
+            result,
+        }
+    }
 }
 
 /// A tool call without a result.
@@ -157,14 +168,11 @@ pub(super) fn calls_done(history: &[Value]) -> Vec<FinishedCall> {
     let mut done = Vec::new();
     for item in history {
         match item["kind"].as_str() {
-            Some("tool_call") => open.push((
-                item,
-                FinishedCall {
-                    name: item["name"].as_str().unwrap_or_default().to_owned(),
-                    arguments: item["arguments"].clone(),
-                    result: Value::Null,
-                },
-            )),
+            Some("tool_call") => {
+                let name = item["name"].as_str().unwrap_or_default();
+                let call = FinishedCall::new(name, item["arguments"].clone(), Value::Null);
+                open.push((item, call));
+            }
             Some("tool_result") => {
                 // A result names its call by `call_id`, or by the id of the item.
                 let is_of = |call: &Value| {
@@ -187,16 +195,8 @@ pub(super) fn calls_done(history: &[Value]) -> Vec<FinishedCall> {
 /// The text of an input: a string, or the texts of a message in parts.
 pub(super) fn text_of(input: &Value) -> String {
     match input {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => {
-            let texts: Vec<&str> = parts
-                .iter()
-                .filter_map(|part| part["text"].as_str())
-                .collect();
-            texts.join("\n")
-        }
         Value::Object(message) => message.get("content").map(text_of).unwrap_or_default(),
-        _ => String::new(),
+        content => text_of_value(content.clone()),
     }
 }
 

@@ -72,9 +72,11 @@ fn list(turn: &DemoTurn, users: &DemoUsers) -> DemoAnswer {
         _ => format!("{count} users:{lines}"),
     });
     let ids: Vec<u64> = users.all().iter().map(|user| user.id).collect();
-    answer
-        .calls
-        .push(done(LIST_USERS, json!({}), json!({ "user_ids": ids })));
+    answer.calls.push(FinishedCall::new(
+        LIST_USERS,
+        json!({}),
+        json!({ "user_ids": ids }),
+    ));
     if !turn.state.contains_key(USERS) {
         turn.replace(&mut answer, USERS, users.to_value());
     }
@@ -96,19 +98,13 @@ fn create(turn: &DemoTurn, mut users: DemoUsers, name: &str) -> DemoAnswer {
     let user = users.create(name).clone();
     let mut answer = DemoAnswer::text(format!("User {} was created: {}.", user.id, user.name));
     let result = json!({ "created": user.id });
-    answer
-        .calls
-        .push(done(CREATE_USER, json!({ "name": user.name }), result));
+    answer.calls.push(FinishedCall::new(
+        CREATE_USER,
+        json!({ "name": user.name }),
+        result,
+    ));
     turn.replace(&mut answer, USERS, users.to_value());
     answer
-}
-
-fn done(name: &str, arguments: Value, result: Value) -> FinishedCall {
-    FinishedCall {
-        name: name.to_owned(),
-        arguments,
-        result,
-    }
 }
 
 /// Finds the user and asks a person for approval.
@@ -332,8 +328,8 @@ mod tests {
         assert!(unlisted.text.contains("Say \"List users\" first"));
         let mut listed = turn("Delete the first user");
         listed.memory = vec![
-            done(LIST_USERS, json!({}), json!({ "user_ids": [1, 2] })),
-            done(LIST_USERS, json!({}), json!({ "user_ids": [3, 5, 99] })),
+            FinishedCall::new(LIST_USERS, json!({}), json!({ "user_ids": [1, 2] })),
+            FinishedCall::new(LIST_USERS, json!({}), json!({ "user_ids": [3, 5, 99] })),
         ];
         assert_eq!(asked(&listed)["action"]["args"]["user_id"], 3);
         listed.text = "delete the second one".to_owned();

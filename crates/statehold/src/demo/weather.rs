@@ -72,30 +72,25 @@ impl WeatherPlace {
         self.name.split(',').next().unwrap_or(self.name)
     }
 
+    /// The words of each of its names.
+    fn names(&self) -> impl Iterator<Item = Vec<String>> {
+        let names = std::iter::once(&self.name).chain(self.other_names);
+        names.map(|name| words(name))
+    }
+
     /// The words that distinguish it from places with the same short name.
-    fn distinctions(&self) -> Vec<Vec<String>> {
+    fn distinctions(&self) -> impl Iterator<Item = Vec<String>> {
         let short = words(self.short_name());
-        let whole = [self.name]
-            .into_iter()
-            .chain(self.other_names.iter().copied());
-        whole
-            .filter_map(|name| {
-                words(name)
-                    .strip_prefix(short.as_slice())
-                    .map(<[_]>::to_vec)
-            })
-            .filter(|rest| !rest.is_empty())
-            .collect()
+        let rests = self
+            .names()
+            .filter_map(move |name| Some(name.strip_prefix(short.as_slice())?.to_vec()));
+        rests.filter(|rest| !rest.is_empty())
     }
 
     fn is_named_fully_in(&self, text: &[String]) -> bool {
-        let names = [self.name]
-            .into_iter()
-            .chain(self.other_names.iter().copied());
-        let is_long = |name: &&str| words(name) != words(self.short_name());
-        names
-            .filter(is_long)
-            .any(|name| has_phrase(text, &words(name)))
+        let short = words(self.short_name());
+        let mut names = self.names().filter(|name| *name != short);
+        names.any(|name| has_phrase(text, &name))
     }
 }
 
@@ -115,12 +110,8 @@ pub(super) fn step(turn: &DemoTurn) -> DemoStep {
 
 /// The places that a text may mean: the one named in full, or all with a matching short name.
 fn places_named_in(text: &[String]) -> Vec<&'static WeatherPlace> {
-    let fully: Vec<_> = PLACES
-        .iter()
-        .filter(|place| place.is_named_fully_in(text))
-        .collect();
-    if !fully.is_empty() {
-        return fully.into_iter().take(1).collect();
+    if let Some(fully) = PLACES.iter().find(|place| place.is_named_fully_in(text)) {
+        return vec![fully];
     }
     let mut short = PLACES
         .iter()
@@ -129,7 +120,7 @@ fn places_named_in(text: &[String]) -> Vec<&'static WeatherPlace> {
         return Vec::new();
     };
     let same = short.filter(|place| place.short_name() == first.short_name());
-    [first].into_iter().chain(same).collect()
+    std::iter::once(first).chain(same).collect()
 }
 
 fn weather_answer(place: &WeatherPlace, says_where: bool) -> DemoAnswer {
@@ -140,11 +131,11 @@ fn weather_answer(place: &WeatherPlace, says_where: bool) -> DemoAnswer {
         weather
     };
     let mut answer = DemoAnswer::text(text);
-    answer.calls.push(FinishedCall {
-        name: "get_weather".to_owned(),
-        arguments: json!({ "place": place.name }),
-        result: json!({ "sky": place.sky, "temperature": place.temperature, "unit": "F" }),
-    });
+    answer.calls.push(FinishedCall::new(
+        "get_weather",
+        json!({ "place": place.name }),
+        json!({ "sky": place.sky, "temperature": place.temperature, "unit": "F" }),
+    ));
     answer
         .set
         .insert(LAST_LOCATION.to_owned(), place.name.into());
@@ -244,16 +235,10 @@ fn find_chosen(several: &[&'static WeatherPlace], said: &str) -> Option<&'static
     let said = words(said);
     let numbers = ["first", "second", "third"];
     let by_number = |index: usize| {
-        let number = (index + 1).to_string();
-        said.contains(&number)
-            || numbers
-                .get(index)
-                .is_some_and(|word| has_phrase(&said, &words(word)))
+        let has = |number: &str| said.iter().any(|word| word == number);
+        has(&(index + 1).to_string()) || numbers.get(index).is_some_and(|word| has(word))
     };
-    let is_named = |place: &&&WeatherPlace| {
-        let mut ways = place.distinctions().into_iter();
-        ways.any(|way| has_phrase(&said, &way))
-    };
+    let is_named = |place: &&&WeatherPlace| place.distinctions().any(|way| has_phrase(&said, &way));
     let named = several.iter().find(is_named);
     let numbered = (0..several.len()).find(|index| by_number(*index));
     named.or(numbered.map(|index| &several[index])).copied()

@@ -1,28 +1,25 @@
 //! Parses and evaluates sums in signs or words: `2+2`, `3 times (4 minus 1)`, `10 ÷ 4`.
 
-use super::number::{ArithmeticError, ExactFraction};
-
 /// The deepest nesting of brackets.
 const DEPTH_MAX: usize = 32;
+/// The largest number. Whole numbers up to here are exact.
+const NUMBER_MAX: f64 = 1e15;
+/// The longest number in a text, with its point: more digits would be lost.
+const LENGTH_MAX: usize = 17;
 
 /// Why a text has no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SumError {
     /// The text is not a sum.
     NoSum,
-    /// The sum has no result.
-    Arithmetic(ArithmeticError),
-}
-
-impl From<ArithmeticError> for SumError {
-    fn from(trouble: ArithmeticError) -> Self {
-        Self::Arithmetic(trouble)
-    }
+    /// A number on the way to the result is too large.
+    TooLarge,
+    DivisionByZero,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum SumToken {
-    Number(ExactFraction),
+    Number(f64),
     Plus,
     Minus,
     Times,
@@ -36,7 +33,7 @@ enum SumToken {
 /// # Errors
 ///
 /// If the text is not a sum, or the sum has no result.
-pub(super) fn evaluate(text: &str) -> Result<ExactFraction, SumError> {
+pub(super) fn evaluate(text: &str) -> Result<f64, SumError> {
     let tokens = tokens(text)?;
     let mut reader = SumParser {
         tokens: &tokens,
@@ -44,7 +41,8 @@ pub(super) fn evaluate(text: &str) -> Result<ExactFraction, SumError> {
     };
     let value = reader.sum()?;
     if reader.tokens.is_empty() {
-        Ok(value)
+        // Adding zero makes a zero of -0.
+        Ok(value + 0.0)
     } else {
         Err(SumError::NoSum)
     }
@@ -63,8 +61,11 @@ fn tokens(text: &str) -> Result<Vec<SumToken>, SumError> {
             ')' => (SumToken::Close, 1),
             '0'..='9' | '.' => {
                 let length = run(rest, |c| c.is_ascii_digit() || c == '.');
-                let number = ExactFraction::parse(&rest[..length]).ok_or(SumError::NoSum)?;
-                (SumToken::Number(number?), length)
+                let number = rest[..length].parse().map_err(|_| SumError::NoSum)?;
+                if length > LENGTH_MAX {
+                    return Err(SumError::TooLarge);
+                }
+                (SumToken::Number(limited(number)?), length)
             }
             _ => word(rest)?,
         };
@@ -95,6 +96,14 @@ fn word(text: &str) -> Result<(SumToken, usize), SumError> {
     }
 }
 
+fn limited(value: f64) -> Result<f64, SumError> {
+    if value.abs() <= NUMBER_MAX {
+        Ok(value)
+    } else {
+        Err(SumError::TooLarge)
+    }
+}
+
 /// The length of the prefix whose characters all match, in bytes.
 fn run(text: &str, is_one: impl Fn(char) -> bool) -> usize {
     text.find(|c| !is_one(c)).unwrap_or(text.len())
@@ -114,35 +123,34 @@ impl SumParser<'_> {
         })
     }
 
-    fn sum(&mut self) -> Result<ExactFraction, SumError> {
+    fn sum(&mut self) -> Result<f64, SumError> {
         let mut value = self.product()?;
         while let Some(sign) = self.take(|token| matches!(token, SumToken::Plus | SumToken::Minus))
         {
             let next = self.product()?;
-            value = if sign == SumToken::Plus {
-                value.plus(next)?
-            } else {
-                value.minus(next)?
-            };
+            value = limited(match sign {
+                SumToken::Minus => value - next,
+                _ => value + next,
+            })?;
         }
         Ok(value)
     }
 
-    fn product(&mut self) -> Result<ExactFraction, SumError> {
+    fn product(&mut self) -> Result<f64, SumError> {
         let mut value = self.part()?;
         while let Some(sign) = self.take(|token| matches!(token, SumToken::Times | SumToken::Over))
         {
             let next = self.part()?;
-            value = if sign == SumToken::Times {
-                value.times(next)?
-            } else {
-                value.divided_by(next)?
-            };
+            value = limited(match sign {
+                SumToken::Times => value * next,
+                _ if next == 0.0 => return Err(SumError::DivisionByZero),
+                _ => value / next,
+            })?;
         }
         Ok(value)
     }
 
-    fn part(&mut self) -> Result<ExactFraction, SumError> {
+    fn part(&mut self) -> Result<f64, SumError> {
         let mut is_negative = false;
         while self.take(|token| token == SumToken::Minus).is_some() {
             is_negative = !is_negative;
@@ -163,7 +171,7 @@ impl SumParser<'_> {
                 _ => return Err(SumError::NoSum),
             }
         };
-        Ok(if is_negative { value.negative() } else { value })
+        Ok(if is_negative { -value } else { value })
     }
 }
 
@@ -217,9 +225,26 @@ mod tests {
         }
         let deep = format!("{}1{}", "(".repeat(40), ")".repeat(40));
         assert_eq!(evaluate(&deep), Err(SumError::NoSum));
-        assert_eq!(
-            evaluate("1/0"),
-            Err(SumError::Arithmetic(ArithmeticError::DivisionByZero))
-        );
+        for text in [".", "1.2.3"] {
+            assert_eq!(evaluate(text), Err(SumError::NoSum), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_result_is_said_and_never_wraps() {
+        for text in ["1/0", "0/0", "1/(2-2)"] {
+            assert_eq!(evaluate(text), Err(SumError::DivisionByZero), "{text}");
+        }
+        let tiny = format!("1/0.{}1", "0".repeat(330));
+        for text in [
+            &"9".repeat(60),
+            "1000000000000000+1",
+            "-40000000*40000000",
+            &tiny,
+        ] {
+            assert_eq!(evaluate(text), Err(SumError::TooLarge), "{text}");
+        }
+        check("-0", "0");
+        check("999999999999999+1", "1000000000000000");
     }
 }
