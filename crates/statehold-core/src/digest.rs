@@ -35,6 +35,11 @@ impl Digest {
         &self.0
     }
 
+    fn encode<'a>(&self, text: &'a mut [u8; 64]) -> &'a str {
+        HEXLOWER.encode_mut(&self.0, text);
+        std::str::from_utf8(text).expect("hexadecimal digits")
+    }
+
     /// SHA-256 of some bytes.
     pub fn sha256(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
@@ -55,7 +60,7 @@ impl Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&HEXLOWER.encode(&self.0))
+        f.write_str(self.encode(&mut [0; 64]))
     }
 }
 
@@ -74,12 +79,16 @@ impl FromStr for Digest {
     type Err = DigestError;
 
     fn from_str(text: &str) -> Result<Self, DigestError> {
-        let bytes = HEXLOWER.decode(text.as_bytes()).map_err(|_| DigestError)?;
-        bytes.try_into().map(Self).map_err(|_| DigestError)
+        let mut bytes = [0; 32];
+        if text.len() != 64 {
+            return Err(DigestError);
+        }
+        let decoded = HEXLOWER.decode_mut(text.as_bytes(), &mut bytes);
+        decoded.map(|_| Self(bytes)).map_err(|_| DigestError)
     }
 }
 
-serde_as_text!(Digest);
+serde_as_text!(Digest, this => this.encode(&mut [0; 64]));
 
 /// The secret under which one user's (or one tenant's) payloads are digested.
 #[derive(Clone, PartialEq, Eq)]

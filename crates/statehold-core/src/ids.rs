@@ -29,6 +29,18 @@ pub enum IdError {
     Body,
 }
 
+/// The length of an id: a prefix of three letters, an underscore and 32 digits.
+const TEXT_BYTES: usize = 36;
+
+/// Writes the text of an id. Records and answers have many, so it needs no format string and no memory.
+fn encode<'a>(prefix: &str, id: &Uuid, text: &'a mut [u8; TEXT_BYTES]) -> &'a str {
+    let (head, body) = text.split_at_mut(prefix.len() + 1);
+    head[..prefix.len()].copy_from_slice(prefix.as_bytes());
+    head[prefix.len()] = b'_';
+    id.simple().encode_lower(body);
+    std::str::from_utf8(text).expect("letters, digits and an underscore")
+}
+
 /// Declares an id type with its text prefix, for example `tsk_0192…`.
 macro_rules! id_type {
     ($(#[doc = $text:literal])* $name:ident, $prefix:literal) => {
@@ -58,7 +70,7 @@ macro_rules! id_type {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}_{}", Self::PREFIX, self.0.simple())
+                f.write_str(encode(Self::PREFIX, &self.0, &mut [0; TEXT_BYTES]))
             }
         }
 
@@ -80,7 +92,7 @@ macro_rules! id_type {
             }
         }
 
-        serde_as_text!($name);
+        serde_as_text!($name, this => encode(Self::PREFIX, &this.0, &mut [0; TEXT_BYTES]));
 
         #[cfg(feature = "schema")]
         impl utoipa::PartialSchema for $name {

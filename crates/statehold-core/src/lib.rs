@@ -30,5 +30,6 @@ pub mod scope;
 pub mod session;
 pub mod task;
 pub mod tenant;
+mod text;
 pub mod time;
 pub mod view;

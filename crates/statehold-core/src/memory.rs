@@ -47,7 +47,7 @@ impl FromStr for AgentPath {
 
 text_type!(AgentPath);
 
-serde_as_text!(AgentPath);
+serde_as_text!(AgentPath, this => &this.0);
 
 /// The memory of a path at some moment. There is none before the first exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -7,20 +7,23 @@ use std::sync::Arc;
 
 use crate::limits::NAME_BYTES_MAX;
 
-/// Serialises a type as the text that it displays, and parses that text again.
+/// Serialises a type as the text that it displays, and parses that text again. A type that records have many
+/// of says how to write its text without a format string.
 macro_rules! serde_as_text {
     ($name:ty) => {
+        serde_as_text!($name, this => &this.to_string());
+    };
+    ($name:ty, $this:ident => $text:expr) => {
         impl serde::Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
+                let $this = self;
+                serializer.serialize_str($text)
             }
         }
 
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text: std::borrow::Cow<'de, str> =
-                    serde::Deserialize::deserialize(deserializer)?;
-                text.parse().map_err(serde::de::Error::custom)
+                crate::text::parse(deserializer)
             }
         }
     };
@@ -96,7 +99,7 @@ impl FromStr for Name {
 
 text_type!(Name);
 
-serde_as_text!(Name);
+serde_as_text!(Name, this => &this.0);
 
 #[cfg(test)]
 mod tests {

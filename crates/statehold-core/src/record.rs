@@ -505,7 +505,12 @@ impl Record {
                 let count = count.sum::<usize>();
                 groups.push((first_body, written));
                 first_body += count;
-            } else if !BARE_TAGS.iter().any(|tag| event.get().starts_with(tag)) {
+                continue;
+            }
+            let mut tags = COMMON_TAGS.iter();
+            if let Some((_, count)) = tags.find(|(tag, _)| event.get().starts_with(tag)) {
+                first_body += count;
+            } else {
                 let event: Event = serde_json::from_str(event.get()).map_err(RecordError::Shape)?;
                 first_body += event.bodies().len();
             }
@@ -525,12 +530,15 @@ impl Record {
 
 /// How an event that wrote items begins.
 const ITEMS_TAG: &str = "{\"act\":\"items_appended\",";
-/// How the commonest events without payloads begin.
-const BARE_TAGS: [&str; 4] = [
-    "{\"act\":\"task_opened\",",
-    "{\"act\":\"request_started\",",
-    "{\"act\":\"request_leased\",",
-    "{\"act\":\"request_status_changed\",",
+/// How the commonest other events begin, and how many payloads they always have.
+const COMMON_TAGS: [(&str, usize); 7] = [
+    ("{\"act\":\"task_opened\",", 0),
+    ("{\"act\":\"request_started\",", 0),
+    ("{\"act\":\"request_leased\",", 0),
+    ("{\"act\":\"request_status_changed\",", 0),
+    ("{\"act\":\"task_status_changed\",", 0),
+    ("{\"act\":\"state_put\",", 1),
+    ("{\"act\":\"task_state_put\",", 1),
 ];
 
 /// The items that a record wrote.
@@ -559,6 +567,33 @@ impl RecordContent {
     /// The payloads the record refers to, in the order a commit carries them.
     pub fn bodies(&self) -> Vec<BodyRef> {
         self.events.iter().flat_map(Event::bodies).collect()
+    }
+
+    /// The items that the record writes.
+    pub fn items(&self) -> RecordItems {
+        let mut first_body = 0;
+        let mut groups = Vec::new();
+        for event in &self.events {
+            if let Event::ItemsAppended {
+                items,
+                request,
+                task,
+            } = event
+            {
+                let group = ItemGroup {
+                    items: items.clone(),
+                    request: *request,
+                    task: *task,
+                };
+                groups.push((first_body, group));
+            }
+            first_body += event.bodies().len();
+        }
+        RecordItems {
+            at: self.at,
+            seq: self.seq,
+            groups,
+        }
     }
 
     /// The request that the record starts.
