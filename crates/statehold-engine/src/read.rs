@@ -328,7 +328,9 @@ impl Engine {
     ) -> Result<RequestDetail, EngineError> {
         require_reader(caller)?;
         let session = self.session_of_request(id).await?;
-        let summary = self.readable_around(caller, session).await?;
+        self.readable_around(caller, session).await?;
+        let summary = self.inner().store.session(session).await?;
+        let summary = summary.ok_or(EngineError::NotFound)?;
         let mut detail = self.request_detail(caller, summary, id).await?;
         detail.sees_answer = self.asked_for(caller, &detail).await?;
         let may_read = caller.acts_for(detail.session.owner.user)

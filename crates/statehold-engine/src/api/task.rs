@@ -91,8 +91,8 @@ pub async fn read(
     }
     require_reader(caller)?;
     let session = engine.session_of_task(task).await?;
-    let summary = engine.readable_around(caller, session).await?;
-    let state = engine.durable_state(session).await?;
+    let state = engine.readable_around(caller, session).await?;
+    let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
     let (task, status) = engine.find_task(&state, task).await?;
     let works = caller.works_for(&task.agent);
     let view = if asked == AskedView::Trace {
@@ -103,7 +103,7 @@ pub async fn read(
         View::Agent(task.id)
     } else if asked == AskedView::Agent {
         return Err(EngineError::NotFound);
-    } else if caller.acts_for(summary.owner.user) || caller.reads_all() {
+    } else if caller.acts_for(owner.user) || caller.reads_all() {
         View::Client
     } else {
         return Err(EngineError::NotFound);

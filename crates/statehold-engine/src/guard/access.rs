@@ -1,5 +1,7 @@
 //! Read access. A session that the caller may not read is reported as not found.
 
+use std::sync::Arc;
+
 use statehold_core::ids::SessionId;
 use statehold_core::session::{Owner, STATE_KEEPER, SessionState};
 use statehold_store::SessionSummary;
@@ -25,22 +27,20 @@ impl Engine {
         found.ok_or(EngineError::NotFound)
     }
 
-    /// The session of a task or request that the caller asks for. Workers also pass if their agents have
-    /// an open task there: the read of the object itself must check whose it is.
+    /// The newest durable state of the session of a task or request that the caller asks for. Workers also
+    /// pass if their agents have an open task there: the read of the object itself must check whose it is.
     pub(crate) async fn readable_around(
         &self,
         caller: &Caller,
         session: SessionId,
-    ) -> Result<SessionSummary, EngineError> {
+    ) -> Result<Arc<SessionState>, EngineError> {
         let works = |state: &SessionState, owner: &Owner| {
             let mut tasks = state.tasks.values();
             let is_near = caller.user.is_none_or(|bound| bound == owner.user);
             rights::works_in(caller, state, owner)
                 || is_near && tasks.any(|task| caller.works_for(&task.agent))
         };
-        self.require_access(caller, session, works).await?;
-        let found = self.inner().store.session(session).await?;
-        found.ok_or(EngineError::NotFound)
+        self.require_access(caller, session, works).await
     }
 
     /// Fails unless the caller may read a session; returns its newest durable revision. A hot session
@@ -51,7 +51,8 @@ impl Engine {
         session: SessionId,
     ) -> Result<u64, EngineError> {
         let works = |state: &SessionState, owner: &Owner| rights::works_in(caller, state, owner);
-        self.require_access(caller, session, works).await
+        let state = self.require_access(caller, session, works).await?;
+        Ok(state.revision)
     }
 
     async fn require_access(
@@ -59,7 +60,7 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
         works: impl FnOnce(&SessionState, &Owner) -> bool,
-    ) -> Result<u64, EngineError> {
+    ) -> Result<Arc<SessionState>, EngineError> {
         require_reader(caller)?;
         let state = self.durable_state(session).await?;
         let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
@@ -67,7 +68,7 @@ impl Engine {
             owner.tenant == caller.tenant && !state.deleted && owner.agent.as_str() != STATE_KEEPER;
         let reads = || caller.acts_for(owner.user) || caller.reads_all() || works(&state, owner);
         if is_listed && reads() {
-            Ok(state.revision)
+            Ok(state)
         } else {
             Err(EngineError::NotFound)
         }
