@@ -138,6 +138,8 @@ pub fn pack_bodies<'a>(bodies: impl IntoIterator<Item = (&'a Vec<u8>, bool)>) ->
             push_body(&mut packed, PLAIN, body);
         }
     }
+    // The tail keeps them.
+    packed.shrink_to_fit();
     packed
 }
 

@@ -1,14 +1,17 @@
 //! The commit of one decision: a store writes all of it or nothing.
 
+use std::convert::Infallible;
+
 use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
-use statehold_core::item::{CallMark, ItemKind, Role, Visibility};
+use statehold_core::item::{Attachment, CallMark, Item, ItemKind, Role, Visibility};
 use statehold_core::name::Name;
 use statehold_core::projection::{Changes, changes};
-use statehold_core::record::{Change, ErasedPayloads, Event, Record};
+use statehold_core::record::{Change, ErasedPayloads, Event, ItemGroup, Record, RecordItems};
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::SessionState;
+use statehold_core::task::Task;
 use statehold_core::time::Timestamp;
 
 use crate::codec;
@@ -33,6 +36,56 @@ pub struct Commit {
     /// Long payloads, each packed.
     pub(crate) blobs: Vec<(Digest, Vec<u8>)>,
     pub(crate) writes: Writes,
+    /// The items it writes, for reads that follow.
+    pub(crate) items: WrittenItems,
+}
+
+/// The items that a record wrote, as histories read them.
+#[derive(Debug)]
+pub(crate) struct WrittenItems {
+    /// Commit time.
+    pub(crate) at: Timestamp,
+    pub(crate) groups: Vec<WrittenGroup>,
+}
+
+/// Items that one request wrote to one task.
+#[derive(Debug)]
+pub(crate) struct WrittenGroup {
+    /// The place of the first payload among those of the record.
+    pub(crate) first_body: usize,
+    /// Whether the task is a root task.
+    pub(crate) is_root: bool,
+    pub(crate) written: ItemGroup,
+}
+
+impl WrittenItems {
+    /// Adds to the items of a record which tasks are root tasks.
+    pub(crate) fn of<E>(
+        items: RecordItems,
+        mut is_root: impl FnMut(TaskId) -> Result<bool, E>,
+    ) -> Result<Self, E> {
+        let groups = items.groups.into_iter().map(|(first_body, written)| {
+            Ok(WrittenGroup {
+                first_body,
+                is_root: is_root(written.task)?,
+                written,
+            })
+        });
+        Ok(Self {
+            at: items.at,
+            groups: groups.collect::<Result<_, E>>()?,
+        })
+    }
+
+    /// The bytes on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let groups = self.groups.iter().map(|group| {
+            let items = &group.written.items;
+            let files = items.iter().map(|item| item.attachments.capacity());
+            items.capacity() * size_of::<Item>() + files.sum::<usize>() * size_of::<Attachment>()
+        });
+        self.groups.capacity() * size_of::<WrittenGroup>() + groups.sum::<usize>()
+    }
 }
 
 /// A payload of a commit that the session may have already, or get again.
@@ -166,7 +219,13 @@ impl Commit {
         let is_once = |one: &OncePayload| lengths.contains(&bodies[one.index as usize].len());
         let blobs = kept().zip(&bodies).filter(|((_, is_blob), _)| *is_blob);
         let blobs = blobs.map(|((name, _), body)| (name.digest, codec::pack(body)));
+        let is_root = |id: TaskId| {
+            let task = task_of(&after, &changes, id);
+            Ok::<bool, Infallible>(task.is_some_and(|task| task.parent.is_none()))
+        };
+        let Ok(items) = WrittenItems::of(record.content.items(), is_root);
         Ok(Self {
+            items,
             once: once.filter(is_once).collect(),
             packed_record: codec::pack_record(record.as_bytes()),
             packed_bodies: codec::pack_bodies(bodies.iter().zip(is_blob.iter().copied())),
@@ -203,10 +262,7 @@ impl Commit {
 
     /// The agent of a task that is open after the commit, or closed by it.
     pub(crate) fn agent_of(&self, task: TaskId) -> Option<&Name> {
-        let closed = self.changes.closed_tasks.iter();
-        let mut closed = closed.filter(|closed| closed.task.id == task);
-        let open = self.after.tasks.get(&task).map(|task| &task.agent);
-        open.or_else(|| closed.next().map(|closed| &closed.task.agent))
+        task_of(&self.after, &self.changes, task).map(|task| &task.agent)
     }
 
     /// The revision it must find.
@@ -234,6 +290,13 @@ fn blob_bytes_min(event: &Event) -> Vec<usize> {
         lengths.extend(item.attachments.iter().map(|_| codec::BLOB_BYTES_MIN));
     }
     lengths
+}
+
+/// A task that is open after a commit, or closed by it.
+fn task_of<'a>(after: &'a SessionState, changes: &'a Changes, id: TaskId) -> Option<&'a Task> {
+    let mut closed = changes.closed_tasks.iter().map(|closed| &closed.task);
+    let open = after.tasks.get(&id);
+    open.or_else(|| closed.find(|task| task.id == id))
 }
 
 fn require_fitting(named: &[BodyRef], bodies: &[Vec<u8>]) -> Result<(), BodyMismatch> {

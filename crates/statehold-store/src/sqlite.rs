@@ -17,6 +17,7 @@ mod readers;
 mod recent;
 mod schema;
 mod sql;
+mod tail;
 mod tenant;
 mod verify;
 mod wal;
@@ -51,6 +52,7 @@ use crate::port::{
 };
 use erase::Erased;
 use readers::Readers;
+use tail::{RowReader, Tail};
 use verify::Verifier;
 use writer::Writer;
 
@@ -70,6 +72,8 @@ pub const LOCK_NAME: &str = "statehold.lock";
 pub struct SqliteOptions {
     /// Reading threads.
     pub readers: usize,
+    /// How many bytes the newest rows of sessions may take in memory. With 0 every read goes to the file.
+    pub tail_bytes_max: usize,
     /// Called when the disk does not confirm a write. The default ends the process.
     pub on_stop: OnStop,
     /// The most pages the file may have; a full disk for tests.
@@ -93,6 +97,7 @@ impl Default for SqliteOptions {
     fn default() -> Self {
         Self {
             readers: 2,
+            tail_bytes_max: 64 * 1024 * 1024,
             on_stop: writer::end_process(),
             pages_max: None,
             sync: true,
@@ -105,6 +110,7 @@ impl std::fmt::Debug for SqliteOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SqliteOptions")
             .field("readers", &self.readers)
+            .field("tail_bytes_max", &self.tail_bytes_max)
             .field("pages_max", &self.pages_max)
             .finish_non_exhaustive()
     }
@@ -130,6 +136,7 @@ pub struct SqliteStore {
     verifier: Verifier,
     writer: Writer,
     readers: Readers,
+    tail: Arc<Tail>,
     /// Held as long as the store is open.
     _lock: File,
 }
@@ -169,11 +176,13 @@ impl SqliteStore {
             count_steps(&mut conn, Arc::clone(meter), |meter| &meter.steps)?;
         }
         let readers = Readers::start(&path, options.readers.max(1), options.meter.as_ref())?;
-        let writer = Writer::start(conn, epoch, options.on_stop);
+        let tail = Arc::new(Tail::new(options.tail_bytes_max));
+        let writer = Writer::start(conn, epoch, options.on_stop, Arc::clone(&tail));
         Ok(Self {
             verifier: Verifier::new(path, writer.folder()),
             writer,
             readers,
+            tail,
             _lock: lock,
         })
     }
@@ -244,12 +253,35 @@ impl SqliteStore {
         self.writer.fold_log().await
     }
 
+    /// How many bytes the newest rows of sessions take in memory.
+    pub fn tail_bytes(&self) -> usize {
+        self.tail.bytes()
+    }
+
     /// Runs a query on one snapshot of the file.
     async fn read<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.readers.read(query).await
+    }
+
+    /// Runs a query that walks the rows of a session. With `fills`, the tail keeps them.
+    async fn walk<T: Send + 'static>(
+        &self,
+        session: SessionId,
+        fills: bool,
+        query: impl FnOnce(&RowReader<'_>) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let tail = Arc::clone(&self.tail);
+        let walk = move |conn: &Connection| {
+            // Before the first statement, which takes the snapshot.
+            let rows = tail.reader(conn, session, fills);
+            let found = query(&rows)?;
+            rows.keep_walked();
+            Ok(found)
+        };
+        self.readers.read(walk).await
     }
 }
 
@@ -306,13 +338,6 @@ impl_store! {
         fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>> =
             holds::records_at(conn, &places);
 
-        fn items(session: SessionId, query: ItemQuery) -> Vec<StoredItem> =
-            history::items(conn, session, query);
-        fn transcript(session: SessionId, before: Option<u64>, limit: usize)
-            -> (Vec<StoredItem>, Option<u64>) = history::transcript(conn, session, before, limit);
-        fn memory(session: SessionId, query: MemoryQuery) -> MemoryPage =
-            memory::page(conn, session, &query);
-
         fn state(session: SessionId) -> BTreeMap<StateKey, StateValue> = read::state(conn, session);
         fn state_value(session: SessionId, key: StateKey) -> Option<StateValue> =
             read::state_value(conn, session, &key);
@@ -339,7 +364,6 @@ impl_store! {
         fn answer(key: Digest) -> Option<Answer> = read::answer(conn, key);
         fn answers_kept() -> u64 = read::answers_kept(conn);
 
-        fn session(session: SessionId) -> Option<SessionSummary> = read::session(conn, session);
         fn sessions(query: SessionQuery) -> Vec<SessionSummary> = read::sessions(conn, &query);
         fn children_of(request: RequestId) -> Vec<RequestId> = read::children_of(conn, request);
         fn committed(after: u64, limit: usize) -> Vec<Committed> = read::committed(conn, after, limit);
@@ -385,6 +409,65 @@ impl_store! {
         self.writer.begin_commit(commit).await
     }
 
+    async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError> {
+        if let Some(summary) = self.tail.summary(session) {
+            return Ok(Some(summary));
+        }
+        self.walk(session, true, move |rows| {
+            let found = read::session(rows, session)?;
+            rows.keep_summary(found.as_ref());
+            Ok(found)
+        })
+        .await
+    }
+
+    async fn items(
+        &self,
+        session: SessionId,
+        query: ItemQuery,
+    ) -> Result<Vec<StoredItem>, StoreError> {
+        if query.before.is_none()
+            && let Some(hot) = self.tail.hot(session)
+            && let Some(items) = history::hot_items(&hot, query)
+        {
+            return Ok(items);
+        }
+        let fills = query.before.is_none() && query.task.is_none();
+        self.walk(session, fills, move |rows| {
+            history::items(rows, session, query)
+        })
+        .await
+    }
+
+    async fn transcript(
+        &self,
+        session: SessionId,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+        if before.is_none()
+            && let Some(hot) = self.tail.hot(session)
+            && let Some(page) = history::hot_transcript(&hot, limit)
+        {
+            return Ok(page);
+        }
+        self.walk(session, before.is_none(), move |rows| {
+            history::transcript(rows, session, before, limit)
+        })
+        .await
+    }
+
+    async fn memory(
+        &self,
+        session: SessionId,
+        query: MemoryQuery,
+    ) -> Result<MemoryPage, StoreError> {
+        self.walk(session, false, move |rows| {
+            memory::page(rows, session, &query)
+        })
+        .await
+    }
+
     async fn verify(
         &self,
         tenant: Name,
@@ -400,7 +483,8 @@ impl_store! {
     }
 
     async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
-        let erase = move |conn: &mut Connection| erase::some(conn, limit);
+        let tail = Arc::clone(&self.tail);
+        let erase = move |conn: &mut Connection| erase::some(conn, limit, &tail);
         let removed = self.writer.run(erase).await?;
         if removed == Erased::Last && !self.verifier.delays_folding() {
             // Removed payloads would stay readable in the log of the engine below until it wraps.

@@ -95,6 +95,8 @@ pub(crate) struct StoreConfig {
     pub(crate) data: PathBuf,
     /// The number of reader threads.
     pub(crate) readers: NonZeroUsize,
+    /// The bytes of memory for the newest records of sessions in use.
+    pub(crate) tail_bytes_max: usize,
 }
 
 impl Default for StoreConfig {
@@ -102,6 +104,7 @@ impl Default for StoreConfig {
         Self {
             data: PathBuf::from("./statehold-data"),
             readers: NonZeroUsize::new(2).expect("not zero"),
+            tail_bytes_max: 64 * 1024 * 1024,
         }
     }
 }

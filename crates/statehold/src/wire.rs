@@ -2,7 +2,6 @@
 //! server.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -19,6 +18,8 @@ use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 
+use crate::config::StoreConfig;
+
 /// An engine and the sealer of its server.
 pub(crate) struct EngineParts {
     pub(crate) engine: Engine,
@@ -31,13 +32,14 @@ pub(crate) struct EngineParts {
 ///
 /// If the directory is in use, or contains foreign data.
 pub(crate) async fn on_disk(
-    data: &Path,
-    readers: usize,
+    config: &StoreConfig,
     clock: Arc<dyn Clock>,
     policies: Policies,
 ) -> anyhow::Result<EngineParts> {
+    let data = &config.data;
     let options = SqliteOptions {
-        readers,
+        readers: config.readers.get(),
+        tail_bytes_max: config.tail_bytes_max,
         ..SqliteOptions::default()
     };
     let store = SqliteStore::open(data, options)?;

@@ -15,4 +15,5 @@ mod merge;
 mod order;
 mod rig;
 mod session_time;
+mod tail;
 mod timers;

@@ -1,13 +1,16 @@
 //! Removing payloads from the log, a few rows at a time. Records and their digests stay.
 
+use std::collections::BTreeSet;
+
 use rusqlite::{Connection, OptionalExtension};
 use statehold_core::digest::Digest;
-use statehold_core::ids::UserId;
+use statehold_core::ids::{SessionId, UserId};
 use statehold_core::record::{ErasedPayloads, Event, Record};
 
-use super::log::{self, LogRow};
+use super::log::{self, LogRow, SessionRow};
 use super::read;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes};
+use super::tail::Tail;
 use crate::codec;
 use crate::port::StoreError;
 
@@ -41,17 +44,18 @@ pub(super) fn overwrite_pages(conn: &Connection, always: bool) -> Result<(), Sto
         .map_err(corrupt_or_unavailable("the settings"))
 }
 
-/// Removes payloads in at most `limit` rows of the log, in one transaction.
-pub(super) fn some(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> {
+/// Removes payloads in at most `limit` rows of the log, in one transaction, and their rows from the tail.
+pub(super) fn some(conn: &mut Connection, limit: usize, tail: &Tail) -> Result<Erased, StoreError> {
     overwrite_pages(conn, true)?;
-    let erased = some_rows(conn, limit)?;
+    let erased = some_rows(conn, limit, tail)?;
     overwrite_pages(conn, false)?;
     Ok(erased)
 }
 
-fn some_rows(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> {
+fn some_rows(conn: &mut Connection, limit: usize, tail: &Tail) -> Result<Erased, StoreError> {
     let place = corrupt_or_unavailable("removing payloads");
     let mut transaction = conn.transaction().map_err(&place)?;
+    let mut changed = BTreeSet::new();
     let mut erased = Erased::Nothing;
     // The last session that is damaged: its payloads stay, and those of the sessions after it go.
     let mut damage: Option<(i64, StoreError)> = None;
@@ -61,7 +65,10 @@ fn some_rows(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> 
         };
         let step = transaction.savepoint().map_err(&place)?;
         match one(&step, pk) {
-            Ok(()) => step.commit().map_err(&place)?,
+            Ok(session) => {
+                step.commit().map_err(&place)?;
+                changed.extend(session);
+            }
             Err(error @ StoreError::Corrupt { .. }) => {
                 damage = Some((pk, error));
                 continue;
@@ -74,6 +81,10 @@ fn some_rows(conn: &mut Connection, limit: usize) -> Result<Erased, StoreError> 
         erased = Erased::Last;
     }
     transaction.commit().map_err(&place)?;
+    // A reader may have filled the tail since the record that removes them.
+    for session in changed {
+        tail.forget(session);
+    }
     match damage {
         Some((_, error)) if erased == Erased::Nothing => Err(error),
         _ => Ok(erased),
@@ -87,8 +98,8 @@ fn next(conn: &Connection, damage: Option<&(i64, StoreError)>) -> Result<Option<
     read::first(conn, sql, [after], |row| row.get(0))
 }
 
-/// Goes one row back in a session.
-fn one(conn: &Connection, pk: i64) -> Result<(), StoreError> {
+/// Goes one row back in a session; returns its id.
+fn one(conn: &Connection, pk: i64) -> Result<Option<SessionId>, StoreError> {
     let place = corrupt_or_unavailable("the table `erasure`");
     let (payloads, at): (String, i64) = conn
         .prepare_cached("SELECT payloads, log FROM erasure WHERE session = ?1")
@@ -104,27 +115,30 @@ fn one(conn: &Connection, pk: i64) -> Result<(), StoreError> {
             ));
         }
     };
-    let before = row(conn, pk, payloads, at)?;
+    let session = log::session_by_pk(conn, pk)?;
+    let before = match &session {
+        Some(session) if at != 0 => row(conn, session, payloads, at)?,
+        _ => 0,
+    };
     let sql = match before {
         0 => "DELETE FROM erasure WHERE session = ?1 AND ?2 = 0",
         _ => "UPDATE erasure SET log = ?2 WHERE session = ?1",
     };
     conn.prepare_cached(sql)
         .and_then(|mut statement| statement.execute((pk, before)))
-        .map(drop)
-        .map_err(&place)
+        .map_err(&place)?;
+    Ok(session.map(|session| session.id))
 }
 
 /// Removes the payloads of one row; returns the row before it, or 0 at the end.
-fn row(conn: &Connection, pk: i64, payloads: ErasedPayloads, at: i64) -> Result<i64, StoreError> {
-    if at == 0 {
-        return Ok(0);
-    }
+fn row(
+    conn: &Connection,
+    session: &SessionRow,
+    payloads: ErasedPayloads,
+    at: i64,
+) -> Result<i64, StoreError> {
     let row = log::row(conn, at)?;
-    let Some(session) = log::session_by_pk(conn, pk)? else {
-        return Ok(0);
-    };
-    if row.session != pk || row.seq <= shared_until(conn, pk)? {
+    if row.session != session.pk || row.seq <= shared_until(conn, session.pk)? {
         return Ok(0);
     }
     let record = row.record()?;

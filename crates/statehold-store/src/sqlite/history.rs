@@ -1,6 +1,7 @@
 //! Histories: the items of a session or a task, newest first, without verifying the chain again.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rusqlite::Connection;
 use statehold_core::digest::BodyRef;
@@ -14,14 +15,64 @@ use statehold_core::view::View;
 use super::log::{self, LogRow, SessionRow};
 use super::read::{all, by_id, first};
 use super::sql::{from_sql, id_bytes, to_sql};
+use super::tail::{Hot, RowReader};
+use crate::commit::WrittenItems;
 use crate::port::{ItemQuery, StoreError, StoredItem};
 
 /// How many records a page of the transcript looks at.
 const TRANSCRIPT_RECORDS_MAX: usize = 2_000;
 
+/// The payloads of a page that is answered from memory, unpacked: a thread of the caller's runtime does it.
+const HOT_PAGE_BYTES_MAX: u64 = 1024 * 1024;
+
+/// A page of the newest items from memory. None if the tail has too few rows.
+pub(super) fn hot_items(hot: &Hot, query: ItemQuery) -> Option<Vec<StoredItem>> {
+    let is_asked = |item: &PlacedItem| query.task.is_none_or(|wanted| item.task == wanted);
+    hot_page(hot, query.limit, is_asked)
+}
+
+/// The first page of the transcript from memory. None if the tail has too few rows.
+pub(super) fn hot_transcript(hot: &Hot, limit: usize) -> Option<(Vec<StoredItem>, Option<u64>)> {
+    // One item more than the limit shows whether there is a next page.
+    let mut found = hot_page(hot, limit.saturating_add(1), |item| {
+        View::Client.shows(item)
+    })?;
+    let has_next = found.len() > limit;
+    found.truncate(limit);
+    let next = found.last().filter(|_| has_next);
+    let next = next.map(|last| last.placed.item.seq);
+    Some((found, next))
+}
+
+fn hot_page(
+    hot: &Hot,
+    limit: usize,
+    is_asked: impl Fn(&PlacedItem) -> bool,
+) -> Option<Vec<StoredItem>> {
+    // The tail has no rows that a rewind took back or a fork inherited.
+    let placing = Placing::default();
+    let (mut found, mut left) = (Vec::new(), HOT_PAGE_BYTES_MAX);
+    for row in hot.newest_first() {
+        let page = place_items(row.items.get()?, &placing, &is_asked, |first, named| {
+            let bytes = named.iter().map(|name| u64::from(name.bytes)).sum();
+            left = left.checked_sub(bytes).ok_or(NotHot)?;
+            hot.bodies(row, first, named).ok_or(NotHot)
+        });
+        found.extend(page.ok()?.into_iter().rev());
+        if found.len() >= limit || row.prev == 0 {
+            found.truncate(limit);
+            return Some(found);
+        }
+    }
+    None
+}
+
+/// A payload is not in the tail, or too long to be unpacked here.
+struct NotHot;
+
 /// A page of items, newest first.
 pub(super) fn items(
-    conn: &Connection,
+    conn: &RowReader<'_>,
     session: SessionId,
     query: ItemQuery,
 ) -> Result<Vec<StoredItem>, StoreError> {
@@ -46,7 +97,7 @@ pub(super) fn items(
         item.item.seq < before && query.task.is_none_or(|wanted| item.task == wanted)
     };
     while at != 0 && found.len() < query.limit {
-        let log = log::row(conn, at)?;
+        let log = conn.row(at)?;
         let next = match task {
             Some(id) => {
                 let (prev, earlier) = log.link(id).unwrap_or((0, id));
@@ -55,7 +106,8 @@ pub(super) fn items(
             }
             None => log.prev,
         };
-        let page = place_items(conn, &log, row.user, &mut placing, is_asked)?;
+        let page = read_items(conn, &log, row.user, &mut placing, is_asked)?;
+        placing.walk(conn, &row, &log);
         found.extend(page.into_iter().rev());
         at = next;
     }
@@ -66,7 +118,7 @@ pub(super) fn items(
 /// A page of the transcript, newest first, and the start of the next page. Payloads of hidden items
 /// are not unpacked.
 pub(super) fn transcript(
-    conn: &Connection,
+    conn: &RowReader<'_>,
     session: SessionId,
     before: Option<u64>,
     limit: usize,
@@ -88,9 +140,10 @@ pub(super) fn transcript(
         if at == 0 || found.len() > limit {
             break;
         }
-        let log = log::row(conn, at)?;
+        let log = conn.row(at)?;
         at = log.prev;
-        let page = place_items(conn, &log, row.user, &mut placing, is_asked)?;
+        let page = read_items(conn, &log, row.user, &mut placing, is_asked)?;
+        placing.walk(conn, &row, &log);
         found.extend(page.into_iter().rev());
     }
     let next = if found.len() > limit {
@@ -111,7 +164,7 @@ pub(super) fn transcript(
 fn last_item_until(conn: &Connection, from: LogRow) -> Result<u64, StoreError> {
     let mut row = from;
     loop {
-        let items = row.items()?;
+        let items = row.read_items()?;
         let last = items
             .groups
             .last()
@@ -127,6 +180,7 @@ fn last_item_until(conn: &Connection, from: LogRow) -> Result<u64, StoreError> {
 }
 
 /// The facts that locate an item: rewinds, renamed tasks and root tasks.
+#[derive(Default)]
 pub(super) struct Placing {
     /// The ranges of items that rewinds removed.
     rewinds: Vec<(u64, u64)>,
@@ -143,6 +197,26 @@ impl Placing {
             names: inherited_names(conn, session)?,
             roots: BTreeMap::new(),
         })
+    }
+
+    /// Hands a row to the tail, unless it was inherited or a rewind took it back.
+    fn walk(&self, conn: &RowReader<'_>, session: &SessionRow, row: &Arc<LogRow>) {
+        let rewound = self.rewinds.iter().map(|(_, until)| *until).max();
+        let groups = row.items.get().map_or(&[][..], |items| &items.groups);
+        let mut items = groups.iter().flat_map(|group| &group.written.items);
+        if row.session == session.pk && items.all(|item| Some(item.seq) > rewound) {
+            conn.walk(row);
+        }
+    }
+
+    /// Whether a task is a root task.
+    fn is_root(&mut self, conn: &Connection, task: TaskId) -> Result<bool, StoreError> {
+        if let Some(known) = self.roots.get(&task) {
+            return Ok(*known);
+        }
+        let known = is_root(conn, task)?;
+        self.roots.insert(task, known);
+        Ok(known)
     }
 
     /// The id that a task has in the session.
@@ -214,44 +288,61 @@ fn log_of_page(
     }
 }
 
-/// The requested items of a record with their payloads, oldest first.
-pub(super) fn place_items(
-    conn: &Connection,
-    log: &LogRow,
+/// The requested items of a row with their payloads, oldest first.
+pub(super) fn read_items(
+    conn: &RowReader<'_>,
+    row: &LogRow,
     user: UserId,
     placing: &mut Placing,
     is_asked: impl Fn(&PlacedItem) -> bool,
 ) -> Result<Vec<StoredItem>, StoreError> {
-    let written = log.items()?;
+    let written = written_items(conn, row, placing)?;
+    place_items(written, placing, is_asked, |first, named| {
+        row.some_bodies(conn, user, first, named)
+    })
+}
+
+/// The items that a row has, with or without payloads.
+pub(super) fn written_items<'r>(
+    conn: &Connection,
+    row: &'r LogRow,
+    placing: &mut Placing,
+) -> Result<&'r WrittenItems, StoreError> {
+    if let Some(known) = row.items.get() {
+        return Ok(known);
+    }
+    let items = WrittenItems::of(row.read_items()?, |task| placing.is_root(conn, task))?;
+    Ok(row.items.get_or_init(|| items))
+}
+
+/// The requested items of a record, oldest first. `bodies` reads payloads, from the place of the first.
+fn place_items<E>(
+    written: &WrittenItems,
+    placing: &Placing,
+    is_asked: impl Fn(&PlacedItem) -> bool,
+    mut bodies: impl FnMut(usize, &[BodyRef]) -> Result<Vec<Option<Vec<u8>>>, E>,
+) -> Result<Vec<StoredItem>, E> {
     let mut placed = Vec::new();
-    for (first_body, group) in written.groups {
-        let is_root = if let Some(known) = placing.roots.get(&group.task) {
-            *known
-        } else {
-            let known = is_root(conn, group.task)?;
-            placing.roots.insert(group.task, known);
-            known
-        };
-        let task = placing.name(group.task);
-        let mut next_body = first_body;
-        for item in group.items {
+    for group in &written.groups {
+        let task = placing.name(group.written.task);
+        let mut next_body = group.first_body;
+        for item in &group.written.items {
             let body_at = next_body;
             next_body += 1 + item.attachments.len();
             let is_in = |(kept, until): &(u64, u64)| item.seq > *kept && item.seq <= *until;
-            let rewound = placing.rewinds.iter().any(is_in);
             let item = PlacedItem {
                 task,
-                request: group.request,
-                is_root,
-                rewound,
-                item,
+                request: group.written.request,
+                is_root: group.is_root,
+                rewound: placing.rewinds.iter().any(is_in),
+                item: item.clone(),
             };
             if !is_asked(&item) {
                 continue;
             }
             let attached = item.item.attachments.iter().map(|file| file.body);
             let named: Vec<BodyRef> = std::iter::once(item.item.body).chain(attached).collect();
-            let mut bodies = log.some_bodies(conn, user, body_at, &named)?.into_iter();
+            let mut bodies = bodies(body_at, &named)?.into_iter();
             placed.push(StoredItem {
                 placed: item,
                 at: written.at,

@@ -1,5 +1,7 @@
 //! Reading the log: rows are found by waypoint and walked backwards, from a record to the one before.
 
+use std::sync::OnceLock;
+
 use rusqlite::{Connection, OptionalExtension, Row};
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
@@ -9,7 +11,9 @@ use statehold_core::session::SessionState;
 use uuid::Uuid;
 
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
+use super::tail::RowReader;
 use crate::codec::{self, BodyPlace, CodecError, StoredBody};
+use crate::commit::{Commit, WrittenItems};
 use crate::port::{BoxError, StoreError, StoredRecord};
 
 /// How many records lie between two waypoints of a session.
@@ -121,9 +125,51 @@ pub(super) struct LogRow {
     pub(super) exchanges: Vec<u8>,
     record: Vec<u8>,
     pub(super) bodies: Vec<u8>,
+    /// The items of the record, once they were read.
+    pub(super) items: OnceLock<WrittenItems>,
+    /// Payloads in the table `blob`, packed. Only the tail has some.
+    pub(super) blobs: Vec<(Digest, Vec<u8>)>,
+}
+
+/// The columns of a log row that its commit does not know.
+pub(super) struct RowColumns {
+    pub(super) id: i64,
+    pub(super) session: i64,
+    pub(super) prev: i64,
+    pub(super) links: Vec<u8>,
+    pub(super) exchanges: Vec<u8>,
+    /// Payloads with references in place of some. None if they are as in the commit.
+    pub(super) bodies: Option<Vec<u8>>,
 }
 
 impl LogRow {
+    /// The row that a commit wrote.
+    pub(super) fn written(commit: Commit, columns: RowColumns) -> Self {
+        Self {
+            id: columns.id,
+            session: columns.session,
+            seq: commit.record.content.seq,
+            prev: columns.prev,
+            links: columns.links,
+            exchanges: columns.exchanges,
+            record: commit.packed_record,
+            bodies: columns.bodies.unwrap_or(commit.packed_bodies),
+            items: OnceLock::from(commit.items),
+            blobs: commit.blobs,
+        }
+    }
+
+    /// The bytes it takes in memory.
+    pub(super) fn memory_bytes(&self) -> usize {
+        let columns = [&self.links, &self.exchanges, &self.record, &self.bodies];
+        let blobs = self.blobs.iter().map(|(_, packed)| packed.capacity());
+        size_of::<Self>()
+            + columns.into_iter().map(Vec::capacity).sum::<usize>()
+            + self.items.get().map_or(0, WrittenItems::heap_bytes)
+            + self.blobs.capacity() * size_of::<(Digest, Vec<u8>)>()
+            + blobs.sum::<usize>()
+    }
+
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
             id: row.get(0)?,
@@ -134,6 +180,8 @@ impl LogRow {
             exchanges: row.get(5)?,
             record: row.get(6)?,
             bodies: row.get(7)?,
+            items: OnceLock::new(),
+            blobs: Vec::new(),
         })
     }
 
@@ -161,7 +209,7 @@ impl LogRow {
     }
 
     /// The items that the record wrote, for reads that do not verify the chain.
-    pub(super) fn items(&self) -> Result<RecordItems, StoreError> {
+    pub(super) fn read_items(&self) -> Result<RecordItems, StoreError> {
         self.parse(Record::read_items, |items| items.seq)
     }
 
@@ -183,22 +231,22 @@ impl LogRow {
     /// Some payloads of the record in a row, the first of them at place `first`.
     pub(super) fn some_bodies(
         &self,
-        conn: &Connection,
+        rows: &RowReader<'_>,
         user: UserId,
         first: usize,
         named: &[BodyRef],
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         let stored = codec::unpack_some(&self.bodies, first, named);
-        self.open(conn, user, stored, named)
+        self.open(rows, stored, named, |name| rows.blob(self, user, name))
     }
 
     /// Stored payloads with their bytes.
     fn open(
         &self,
         conn: &Connection,
-        user: UserId,
         stored: Result<Vec<StoredBody>, CodecError>,
         named: &[BodyRef],
+        blob: impl Fn(&BodyRef) -> Result<Vec<u8>, StoreError>,
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         let stored = stored.map_err(|error| damaged(self.place(), error))?;
         let bodies = stored.into_iter().zip(named);
@@ -207,7 +255,7 @@ impl LogRow {
                 StoredBody::Inline(bytes) => Ok(Some(bytes)),
                 StoredBody::Erased => Ok(None),
                 StoredBody::Blob => {
-                    let bytes = blob(conn, user, &name.digest, &self.place())?;
+                    let bytes = blob(name)?;
                     let is_whole = bytes.len() == name.bytes as usize;
                     let wrong = || damaged(self.place(), "a blob has another length");
                     is_whole.then_some(Some(bytes)).ok_or_else(wrong)
@@ -277,7 +325,16 @@ impl LogRow {
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         let named = record.bodies();
         let stored = codec::unpack_bodies(&self.bodies, &named);
-        self.open(conn, user, stored, &named)
+        self.open(conn, stored, &named, |name| {
+            let packed = packed_blob(conn, user, &name.digest, &self.place())?;
+            codec::unpack(&packed).map_err(|error| damaged(self.place(), error))
+        })
+    }
+
+    /// A long payload that the tail has, packed.
+    pub(super) fn blob(&self, digest: &Digest) -> Option<&[u8]> {
+        let mut blobs = self.blobs.iter().filter(|(known, _)| known == digest);
+        blobs.next().map(|(_, packed)| packed.as_slice())
     }
 
     /// For each payload of the record, its digest if it is kept as a blob.
@@ -321,7 +378,8 @@ impl LogRow {
     }
 }
 
-fn blob(
+/// A long payload, packed.
+pub(super) fn packed_blob(
     conn: &Connection,
     user: UserId,
     digest: &Digest,
@@ -340,7 +398,7 @@ fn blob(
     if parts.is_empty() {
         return Err(damaged(place, "a blob is missing"));
     }
-    codec::unpack(&parts.concat()).map_err(|error| damaged(place, error))
+    Ok(parts.concat())
 }
 
 /// The rows of a blob: one under its digest, and if it is split, others under the digest and a number.
@@ -461,11 +519,12 @@ fn parse_exchanges(bytes: &[u8]) -> impl Iterator<Item = ExchangeLink> + '_ {
 pub(super) fn row(conn: &Connection, id: i64) -> Result<LogRow, StoreError> {
     let sql =
         "SELECT id, session, seq, prev, links, exchanges, record, bodies FROM log WHERE id = ?1";
+    let place = || format!("log row {id}");
     let row = conn
         .prepare_cached(sql)
         .and_then(|mut statement| statement.query_row([id], LogRow::read).optional())
-        .map_err(corrupt_or_unavailable(&format!("log row {id}")))?
-        .ok_or_else(|| damaged(format!("log row {id}"), "the row is missing"))?;
+        .map_err(|error| corrupt_or_unavailable(&place())(error))?
+        .ok_or_else(|| damaged(place(), "the row is missing"))?;
     if row.is_after_its_links() {
         Ok(row)
     } else {

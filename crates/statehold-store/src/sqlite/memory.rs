@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rusqlite::Connection;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
@@ -12,10 +13,11 @@ use statehold_core::projection::EndedExchange;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 
-use super::history::{Placing, place_items};
+use super::history::{Placing, read_items, written_items};
 use super::log::{self, ExchangeLink, LogRow, SessionRow, Uuid16};
 use super::read::{all, first};
 use super::sql::{damaged, from_sql, id_bytes, to_sql};
+use super::tail::RowReader;
 use super::write::{last_log_of_task, run};
 use crate::codec;
 use crate::commit::Commit;
@@ -231,7 +233,7 @@ fn write_one(
 
 /// A page of a memory, newest exchange first.
 pub(super) fn page(
-    conn: &Connection,
+    conn: &RowReader<'_>,
     session: SessionId,
     query: &MemoryQuery,
 ) -> Result<MemoryPage, StoreError> {
@@ -272,7 +274,7 @@ pub(super) fn page(
             request: here.link.request,
             task: placing.name(here.link.task),
             outcome: here.link.outcome,
-            ended_at: here.row.items()?.at,
+            ended_at: written_items(conn, &here.row, &mut placing)?.at,
             items: items.unwrap_or_default(),
             too_large,
             task_state,
@@ -285,14 +287,14 @@ pub(super) fn page(
 
 /// An exchange in the log.
 struct At {
-    row: LogRow,
+    row: Arc<LogRow>,
     link: ExchangeLink,
 }
 
 impl At {
     /// The newest exchange of a memory.
     fn find(
-        conn: &Connection,
+        conn: &RowReader<'_>,
         session: &SessionRow,
         path: &AgentPath,
         memory: &Memory,
@@ -300,22 +302,22 @@ impl At {
         let sql = "SELECT log FROM memory WHERE session = ?1 AND path = ?2 AND record = ?3";
         let key = (session.pk, path.as_str(), to_sql(memory.record));
         let row = match first(conn, sql, key, |row| row.get(0))? {
-            Some(log) => log::row(conn, log)?,
+            Some(log) => conn.row(log)?,
             // Another exchange has ended since.
-            None => log::seek(conn, session, memory.record)?,
+            None => Arc::new(log::seek(conn, session, memory.record)?),
         };
         let link = row.exchange(memory.request, memory.exchanges)?;
         Ok(Self { row, link })
     }
 
     /// The exchange before.
-    fn back(self, conn: &Connection) -> Result<Option<Self>, StoreError> {
+    fn back(self, conn: &RowReader<'_>) -> Result<Option<Self>, StoreError> {
         let Some(before) = self.link.before else {
             return Ok(None);
         };
         let row = match self.link.prev {
             0 => self.row,
-            prev => log::row(conn, prev)?,
+            prev => conn.row(prev)?,
         };
         let link = row.exchange(before, self.link.number.saturating_sub(1))?;
         Ok(Some(Self { row, link }))
@@ -345,7 +347,7 @@ impl At {
     /// The items of the request, oldest first. None if their payloads have more than `left` bytes.
     fn items(
         &self,
-        conn: &Connection,
+        conn: &RowReader<'_>,
         session: &SessionRow,
         placing: &mut Placing,
         left: &mut u64,
@@ -363,8 +365,8 @@ impl At {
         let (mut at, mut task) = (self.row.named(self.link.grown), self.link.task);
         let mut found = Vec::new();
         loop {
-            let row = log::row(conn, at)?;
-            let page = place_items(conn, &row, session.user, placing, fits)?;
+            let row = conn.row(at)?;
+            let page = read_items(conn, &row, session.user, placing, fits)?;
             if used.get() > *left {
                 return Ok(None);
             }

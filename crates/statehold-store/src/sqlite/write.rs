@@ -11,9 +11,7 @@ use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TtlMode};
 use statehold_core::time::Timestamp;
 
-use super::log::{
-    self, ExchangeLink, Link, SessionRow, WAYPOINT_EVERY, pack_exchanges, pack_links,
-};
+use super::log::{self, Link, RowColumns, SessionRow, WAYPOINT_EVERY, pack_exchanges, pack_links};
 use super::recent::Recent;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
 use super::{erase, memory, read};
@@ -37,22 +35,27 @@ pub(super) fn run(
         .map_err(corrupt_or_unavailable("writing"))
 }
 
-/// Writes everything a commit wants written, or says why not; the caller rolls back then.
+/// Writes everything a commit wants written, or says why not; the caller rolls back then. Returns the columns
+/// of the log row.
 pub(super) fn commit(
     conn: &Connection,
     commit: &Commit,
     recent: &mut Recent,
-) -> Result<u64, StoreError> {
+) -> Result<RowColumns, StoreError> {
     if commit.writes.erased.is_none() {
         return write_all(conn, commit, recent);
     }
     erase::overwrite_pages(conn, true)?;
-    let revision = write_all(conn, commit, recent);
+    let columns = write_all(conn, commit, recent);
     erase::overwrite_pages(conn, false)?;
-    revision
+    columns
 }
 
-fn write_all(conn: &Connection, commit: &Commit, recent: &mut Recent) -> Result<u64, StoreError> {
+fn write_all(
+    conn: &Connection,
+    commit: &Commit,
+    recent: &mut Recent,
+) -> Result<RowColumns, StoreError> {
     let found = log::session_row(conn, commit.session())?;
     let owner = commit.after.owner.as_ref().ok_or_else(|| {
         StoreError::Unusable("a commit must belong to a session that was created".to_owned())
@@ -64,10 +67,19 @@ fn write_all(conn: &Connection, commit: &Commit, recent: &mut Recent) -> Result<
         Some(row) => recent.refer(conn, (row.pk, row.user), commit)?,
         None => None,
     };
-    let bodies = bodies.as_deref().unwrap_or(&commit.packed_bodies);
-    let log = append(conn, commit, found.as_ref(), prev, (&exchanges, bodies))?;
+    let mut columns = RowColumns {
+        id: 0,
+        session: found.as_ref().map_or(0, |row| row.pk),
+        prev,
+        links: pack_links(&task_links(conn, commit, prev)?),
+        exchanges: pack_exchanges(&exchanges),
+        bodies,
+    };
+    append(conn, commit, &mut columns)?;
+    let log = columns.id;
     let pk = write_session(conn, commit, owner, found.as_ref(), log)?;
     if found.is_none() {
+        columns.session = pk;
         run(conn, "UPDATE log SET session = ?1 WHERE id = ?2", (pk, log))?;
     }
     let content = &commit.record.content;
@@ -103,7 +115,7 @@ fn write_all(conn: &Connection, commit: &Commit, recent: &mut Recent) -> Result<
         }
     }
     recent.learn(pk, log, commit);
-    Ok(content.seq)
+    Ok(columns)
 }
 
 /// Counts one more payload that is kept as a blob, if there is such a blob.
@@ -214,14 +226,8 @@ pub(super) fn forget_answers(
         .map_err(corrupt_or_unavailable("the table `answer`"))
 }
 
-/// Appends to the log, with links to the previous rows of the session and of each task.
-fn append(
-    conn: &Connection,
-    commit: &Commit,
-    found: Option<&SessionRow>,
-    prev: i64,
-    (exchanges, bodies): (&[ExchangeLink], &[u8]),
-) -> Result<i64, StoreError> {
+/// The links from a commit to the previous row of each task.
+fn task_links(conn: &Connection, commit: &Commit, prev: i64) -> Result<Vec<Link>, StoreError> {
     let mut links = Vec::new();
     for task in &commit.writes.grown_tasks {
         if links.iter().all(|link: &Link| link.task != *task) {
@@ -241,14 +247,19 @@ fn append(
             before: *old,
         });
     }
+    Ok(links)
+}
+
+/// Appends a row to the log.
+fn append(conn: &Connection, commit: &Commit, columns: &mut RowColumns) -> Result<(), StoreError> {
     let row: [&dyn ToSql; 7] = [
-        &found.map_or(0, |row| row.pk),
+        &columns.session,
         &to_sql(commit.record.content.seq),
-        &prev,
-        &pack_links(&links),
-        &pack_exchanges(exchanges),
+        &columns.prev,
+        &columns.links,
+        &columns.exchanges,
         &commit.packed_record,
-        &bodies,
+        columns.bodies.as_ref().unwrap_or(&commit.packed_bodies),
     ];
     run(
         conn,
@@ -256,7 +267,8 @@ fn append(
          VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)",
         &row[..],
     )?;
-    Ok(conn.last_insert_rowid())
+    columns.id = conn.last_insert_rowid();
+    Ok(())
 }
 
 pub(super) fn last_log_of_task(conn: &Connection, task: TaskId) -> Result<Option<i64>, StoreError> {

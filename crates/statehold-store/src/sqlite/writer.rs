@@ -11,8 +11,10 @@ use std::thread::JoinHandle;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
+use super::log::RowColumns;
 use super::recent::Recent;
 use super::sql::corrupt_or_unavailable;
+use super::tail::Tail;
 use super::{OnStop, schema, write};
 use crate::commit::Commit;
 use crate::port::{PendingCommit, StoreError};
@@ -43,7 +45,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Starts the thread with the connection that writes.
-    pub(super) fn start(conn: Connection, epoch: String, on_stop: OnStop) -> Self {
+    pub(super) fn start(conn: Connection, epoch: String, on_stop: OnStop, tail: Arc<Tail>) -> Self {
         let (jobs, mut queue) = mpsc::channel(QUEUE_MAX);
         let name = "statehold-writer".to_owned();
         let mut group = Group {
@@ -52,6 +54,7 @@ impl Writer {
             on_stop,
             unfolded_bytes: 0,
             recent: Recent::default(),
+            tail,
             stopped: false,
         };
         let thread = std::thread::Builder::new()
@@ -137,6 +140,7 @@ struct Group {
     on_stop: OnStop,
     unfolded_bytes: usize,
     recent: Recent,
+    tail: Arc<Tail>,
     stopped: bool,
 }
 
@@ -186,8 +190,9 @@ impl Group {
         } else {
             self.write_group(commits)
         };
-        for ((_, reply), result) in commits.drain(..).zip(results) {
-            drop(reply.send(result));
+        for ((commit, reply), result) in commits.drain(..).zip(results) {
+            let answer = result.map(|columns| self.tail.learn(*commit, columns));
+            drop(reply.send(answer));
         }
         if self.unfolded_bytes >= CHECKPOINT_BYTES && !self.stopped {
             self.fold_log();
@@ -195,7 +200,10 @@ impl Group {
     }
 
     /// Writes a group in one transaction. What it returns is durable, or it is an error.
-    fn write_group(&mut self, commits: &[(Box<Commit>, Reply)]) -> Vec<Result<u64, StoreError>> {
+    fn write_group(
+        &mut self,
+        commits: &[(Box<Commit>, Reply)],
+    ) -> Vec<Result<RowColumns, StoreError>> {
         let begun = self
             .execute("BEGIN IMMEDIATE")
             .and_then(|()| self.require_epoch());
@@ -233,7 +241,7 @@ impl Group {
     }
 
     /// Writes one commit in a savepoint. The inner error refuses this one; the outer, the group.
-    fn write_one(&mut self, commit: &Commit) -> Result<Result<u64, StoreError>, StoreError> {
+    fn write_one(&mut self, commit: &Commit) -> Result<Result<RowColumns, StoreError>, StoreError> {
         self.execute("SAVEPOINT one")?;
         let result = match write::commit(&self.conn, commit, &mut self.recent) {
             // The engine itself failed: no use in trying the others.

@@ -7,4 +7,5 @@ mod erase;
 mod memory;
 mod memory_cost;
 mod sqlite;
+mod tail;
 mod tampered;

@@ -20,8 +20,32 @@ impl Drop for Checked {
     }
 }
 
-conformance_tests!(async || {
+fn open(options: SqliteOptions) -> (SqliteStore, Checked) {
     let directory = tempfile::tempdir().expect("there is room for a directory");
-    let store = SqliteStore::open(directory.path(), SqliteOptions::default());
+    let store = SqliteStore::open(directory.path(), options);
     (store.expect("a new store opens"), Checked(directory))
-});
+}
+
+conformance_tests!(async || open(SqliteOptions::default()));
+
+mod without_a_tail {
+    use super::{SqliteOptions, conformance_tests, open};
+
+    conformance_tests!(async || {
+        open(SqliteOptions {
+            tail_bytes_max: 0,
+            ..SqliteOptions::default()
+        })
+    });
+}
+
+mod with_a_tail_for_few_rows {
+    use super::{SqliteOptions, conformance_tests, open};
+
+    conformance_tests!(async || {
+        open(SqliteOptions {
+            tail_bytes_max: 96 * 1024,
+            ..SqliteOptions::default()
+        })
+    });
+}

@@ -21,6 +21,9 @@ use super::CONFIG_HELP;
 use crate::config::{Config, ConfigEnvironment, ConfigLayers, SourcedValue, layers};
 use crate::exit::Failure;
 
+/// The memory of `dev` for the newest records of sessions.
+const DEV_TAIL_BYTES_MAX: i64 = 16 * 1024 * 1024;
+
 /// The source shown for the defaults of `dev`.
 const DEV: &str = "statehold dev";
 
@@ -138,6 +141,7 @@ impl DevArgs {
     pub(crate) fn plan(&self, environment: &ConfigEnvironment) -> anyhow::Result<ServePlan> {
         let mut layers = layers(environment, self.config.as_deref())?;
         layers.set_if_default("auth.required", false, DEV)?;
+        layers.set_if_default("store.tail_bytes_max", DEV_TAIL_BYTES_MAX, DEV)?;
         let listen = self
             .port
             .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string());
@@ -266,6 +270,18 @@ mod tests {
         };
         assert!(!required(&[]));
         assert!(required(&[("STATEHOLD__AUTH__REQUIRED", "true")]));
+    }
+
+    #[test]
+    fn dev_keeps_less_of_its_sessions_in_memory_unless_it_is_told_to() {
+        let kept = |args: &[&str], variables: &[(&str, &str)]| {
+            let plan = plan(args, variables).expect("a plan");
+            plan.config.store.tail_bytes_max
+        };
+        assert_eq!(kept(&["serve"], &[]), 64 << 20);
+        assert_eq!(kept(&["dev"], &[]), 16 << 20);
+        let none = [("STATEHOLD__STORE__TAIL_BYTES_MAX", "0")];
+        assert_eq!(kept(&["dev"], &none), 0);
     }
 
     #[test]

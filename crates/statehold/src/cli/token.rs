@@ -20,6 +20,7 @@ use super::globals::{GlobalArgs, parse_duration};
 use super::output::{CliOutput, TableCell, TextTable, TextTone};
 use super::printable::cell;
 use crate::client::{Client, encode};
+use crate::config::StoreConfig;
 use crate::exit::{Exit, Failure};
 use crate::wire;
 
@@ -101,7 +102,11 @@ impl TokenArgs {
             require_data(data)?;
         }
         block_on(async {
-            let parts = wire::on_disk(data, 1, wire::clock(None), Policies::default()).await?;
+            let config = StoreConfig {
+                data: data.clone(),
+                ..StoreConfig::default()
+            };
+            let parts = wire::on_disk(&config, wire::clock(None), Policies::default()).await?;
             let tenant: Name = "default".parse().context("the tenant has a name")?;
             let keys = KeyAccess::Data(parts.engine.clone(), Caller::local(tenant));
             let exit = self.command.run_with(&keys, output).await;

@@ -89,9 +89,9 @@ async fn run_server(
     let demo = Arc::new(EmbeddedDemo::new(&config.agents, plan.has_demo));
     let mark = on_disk.then(|| leftover_programs::mark(data)).flatten();
     let active = ActiveConfig::new(config.clone(), declared, &demo, mark.as_deref());
-    let (policies, readers) = (active.policies.clone(), config.store.readers.get());
+    let policies = active.policies.clone();
     let parts = if on_disk {
-        wire::on_disk(data, readers, Arc::clone(&clock), policies).await?
+        wire::on_disk(&config.store, Arc::clone(&clock), policies).await?
     } else {
         wire::in_memory(Arc::clone(&clock), policies).await?
     };

@@ -1,0 +1,482 @@
+//! The hot tail: the newest durable rows of the log, by session, so that reading the end of a session needs
+//! no disk. Bounded in bytes for all sessions together; the session that was not used for longest goes first.
+//!
+//! A row enters when its commit is durable, or when a reader has read it. Rows change by erasure only, so
+//! three rules keep the tail true: the rows of a session have no gap and end with its newest; none is older
+//! than its last rewind, its fork or an erasure; and a reader adds rows only to the entry that was there
+//! before it began to read, which a rewind or an erasure removes.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rusqlite::Connection;
+use statehold_core::digest::{BodyRef, Digest};
+use statehold_core::ids::{SessionId, UserId};
+use statehold_core::record::{Change, Event};
+
+use super::log::{self, LogRow, RowColumns};
+use super::sql::{damaged, from_sql};
+use crate::codec::{self, BodyPlace, StoredBody};
+use crate::commit::Commit;
+use crate::port::{SessionSummary, StoreError};
+
+/// The rows of one session: what a page of the largest size needs.
+const ROWS_MAX: usize = 256;
+/// One session takes at most this part of the limit.
+const SESSION_SHARE: usize = 16;
+/// One long payload takes at most this part of the limit.
+const PAYLOAD_SHARE: usize = 256;
+/// What an entry takes beside its rows, and a row beside its bytes: tables, pointers and rounding.
+const ENTRY_BYTES: usize = 320;
+const ROW_BYTES: usize = 192;
+
+type Rows = Arc<Vec<Arc<LogRow>>>;
+
+/// The newest rows of sessions.
+pub(super) struct Tail {
+    bytes_max: usize,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    sessions: HashMap<SessionId, Entry>,
+    /// The sessions by their last use.
+    order: BTreeMap<u64, SessionId>,
+    /// Counts uses; entries and uses are numbered by it.
+    uses: u64,
+    bytes: usize,
+    /// Rows that were taken out. They are freed after the lock is released.
+    gone: Vec<Rows>,
+}
+
+struct Entry {
+    /// Tells it from earlier entries of the session.
+    made: u64,
+    used: u64,
+    /// The newest is the last one. A reader may keep the list while a commit makes the next.
+    rows: Rows,
+    /// Of the newest row, or of the newest commit if no row is known.
+    summary: Option<Arc<SessionSummary>>,
+    bytes: usize,
+}
+
+fn bytes_of(row: &LogRow) -> usize {
+    row.memory_bytes() + ROW_BYTES
+}
+
+impl Tail {
+    /// A tail that takes at most `bytes_max` bytes. With 0 it keeps nothing.
+    pub(super) fn new(bytes_max: usize) -> Self {
+        Self {
+            bytes_max,
+            kept: Mutex::default(),
+        }
+    }
+
+    /// The newest rows of a session, if they are known.
+    pub(super) fn hot(&self, session: SessionId) -> Option<Hot> {
+        let mut kept = self.lock();
+        let rows = Arc::clone(&kept.touch(session)?.rows);
+        (!rows.is_empty()).then_some(Hot(rows))
+    }
+
+    /// A session as lists show it, if it is known.
+    pub(super) fn summary(&self, session: SessionId) -> Option<SessionSummary> {
+        let summary = self.lock().touch(session)?.summary.clone()?;
+        Some(SessionSummary::clone(&summary))
+    }
+
+    /// How many bytes it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.lock().bytes
+    }
+
+    /// Takes over the row of a commit that is durable now; returns its revision.
+    pub(super) fn learn(&self, mut commit: Commit, columns: RowColumns) -> u64 {
+        let content = &commit.record.content;
+        let (session, revision) = (content.session, content.seq);
+        if self.bytes_max == 0 {
+            return revision;
+        }
+        let mut events = content.events.iter();
+        let is_rewind = events.any(|event| matches!(event, Event::Rewound { .. }));
+        let is_erasure = commit.writes.erased.is_some();
+        let summary = NextSummary::of(&mut commit, columns.session);
+        let mut row = LogRow::written(commit, columns);
+        let payload_max = self.bytes_max / PAYLOAD_SHARE;
+        row.blobs.retain(|(_, packed)| packed.len() <= payload_max);
+        let is_kept = !is_erasure && ENTRY_BYTES + bytes_of(&row) <= self.session_max();
+        self.change(|kept| {
+            let entry = kept.sessions.get(&session);
+            let newest = entry.and_then(|entry| entry.rows.last());
+            let follows = newest.is_none_or(|newest| newest.id == row.prev);
+            // Without its newest row a session must have no entry: older rows would pass for its end.
+            if !is_kept || is_rewind || !follows {
+                kept.remove(session);
+            }
+            if is_kept {
+                kept.push(session, Arc::new(row), self.session_max());
+                kept.summarise(session, |known| summary?.after(known));
+            }
+        });
+        revision
+    }
+
+    /// Drops the rows of a session whose payloads are removed.
+    pub(super) fn forget(&self, session: SessionId) {
+        self.change(|kept| kept.remove(session));
+    }
+
+    /// What a reader reads rows from. With `fills`, the rows that it hands back become known.
+    pub(super) fn reader<'a>(
+        &'a self,
+        conn: &'a Connection,
+        session: SessionId,
+        fills: bool,
+    ) -> RowReader<'a> {
+        let fills = fills && self.bytes_max > 0;
+        let made = fills.then(|| self.change(|kept| kept.touch_or_make(session).made));
+        RowReader {
+            conn,
+            hot: self.hot(session),
+            tail: self,
+            session,
+            made,
+            walked: RefCell::default(),
+            blobs: RefCell::default(),
+        }
+    }
+
+    /// Adds a summary that was read to the entry that has the number `made`.
+    fn fill_summary(&self, made: u64, summary: SessionSummary) {
+        let (session, revision) = (summary.id, summary.revision);
+        let summary = Some(Arc::new(summary));
+        self.change(|kept| {
+            let entry = kept.sessions.get(&session);
+            let Some(entry) = entry.filter(|entry| entry.made == made) else {
+                return;
+            };
+            // A commit may have come meanwhile.
+            let newest = entry.rows.last();
+            if newest.is_none_or(|newest| newest.seq == revision) {
+                kept.summarise(session, |_| summary);
+            }
+        });
+    }
+
+    /// Adds older rows, from the newest to the oldest, to the entry that has the number `made`.
+    fn fill(&self, session: SessionId, made: u64, walked: Vec<Arc<LogRow>>) {
+        let sized = walked.into_iter().take(ROWS_MAX);
+        let sized: Vec<_> = sized.map(|row| (bytes_of(&row), row)).collect();
+        self.change(|kept| {
+            let entry = kept.sessions.get_mut(&session);
+            let Some(entry) = entry.filter(|entry| entry.made == made) else {
+                return;
+            };
+            let before = entry.bytes;
+            let mut next = entry.rows.first().map(|oldest| oldest.prev);
+            let mut rows = Vec::with_capacity(sized.len() + entry.rows.len());
+            for (bytes, row) in sized {
+                if next.is_some_and(|next| row.id > next) {
+                    // A commit has brought it, or it was here.
+                    continue;
+                }
+                let fits = entry.bytes + bytes <= self.session_max()
+                    && rows.len() + entry.rows.len() < ROWS_MAX;
+                if !fits || next.is_some_and(|next| row.id != next) {
+                    break;
+                }
+                next = Some(row.prev);
+                entry.bytes += bytes;
+                rows.push(row);
+            }
+            rows.reverse();
+            rows.extend(entry.rows.iter().cloned());
+            entry.rows = Arc::new(rows);
+            kept.bytes += entry.bytes - before;
+        });
+    }
+
+    fn session_max(&self) -> usize {
+        self.bytes_max / SESSION_SHARE
+    }
+
+    /// Changes what is kept, and makes room. What goes is freed without the lock.
+    fn change<T>(&self, change: impl FnOnce(&mut Kept) -> T) -> T {
+        let mut kept = self.lock();
+        let changed = change(&mut kept);
+        while kept.bytes > self.bytes_max
+            && let Some((_, oldest)) = kept.order.pop_first()
+        {
+            kept.remove(oldest);
+        }
+        let gone = std::mem::take(&mut kept.gone);
+        drop(kept);
+        drop(gone);
+        changed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    /// The entry of a session, which becomes the last to go.
+    fn touch(&mut self, session: SessionId) -> Option<&mut Entry> {
+        let entry = self.sessions.get_mut(&session)?;
+        self.uses += 1;
+        self.order.remove(&entry.used);
+        self.order.insert(self.uses, session);
+        entry.used = self.uses;
+        Some(entry)
+    }
+
+    fn touch_or_make(&mut self, session: SessionId) -> &mut Entry {
+        if !self.sessions.contains_key(&session) {
+            self.uses += 1;
+            let entry = Entry {
+                made: self.uses,
+                used: self.uses,
+                rows: Rows::default(),
+                summary: None,
+                bytes: ENTRY_BYTES,
+            };
+            self.bytes += entry.bytes;
+            self.sessions.insert(session, entry);
+        }
+        self.touch(session).expect("it is there, or was just made")
+    }
+
+    fn push(&mut self, session: SessionId, row: Arc<LogRow>, session_max: usize) {
+        let entry = self.touch_or_make(session);
+        let before = entry.bytes;
+        entry.bytes += bytes_of(&row);
+        let rows = Arc::make_mut(&mut entry.rows);
+        rows.push(row);
+        let mut extra = 0;
+        while extra + 1 < rows.len() && (entry.bytes > session_max || rows.len() - extra > ROWS_MAX)
+        {
+            entry.bytes -= bytes_of(&rows[extra]);
+            extra += 1;
+        }
+        let oldest: Vec<_> = rows.drain(..extra).collect();
+        let after = entry.bytes;
+        self.gone.push(Arc::new(oldest));
+        self.bytes = self.bytes + after - before;
+    }
+
+    /// Changes the summary of an entry that is there.
+    fn summarise(
+        &mut self,
+        session: SessionId,
+        change: impl FnOnce(Option<Arc<SessionSummary>>) -> Option<Arc<SessionSummary>>,
+    ) {
+        if let Some(entry) = self.sessions.get_mut(&session) {
+            let before = summary_bytes(entry.summary.as_deref());
+            entry.summary = change(entry.summary.take());
+            let after = summary_bytes(entry.summary.as_deref());
+            entry.bytes = entry.bytes + after - before;
+            self.bytes = self.bytes + after - before;
+        }
+    }
+
+    fn remove(&mut self, session: SessionId) {
+        if let Some(entry) = self.sessions.remove(&session) {
+            self.order.remove(&entry.used);
+            self.bytes -= entry.bytes;
+            self.gone.push(entry.rows);
+        }
+    }
+}
+
+/// The bytes of a summary on the heap.
+fn summary_bytes(summary: Option<&SessionSummary>) -> usize {
+    summary.map_or(0, |summary| {
+        let texts = [&summary.name, &summary.labels].into_iter().flatten();
+        let names = [
+            &summary.owner.tenant,
+            &summary.owner.app,
+            &summary.owner.agent,
+        ];
+        size_of::<SessionSummary>()
+            + texts.map(String::capacity).sum::<usize>()
+            + names.map(|name| name.as_str().len()).iter().sum::<usize>()
+    })
+}
+
+/// The summary of a session after a commit.
+struct NextSummary {
+    /// Without name and labels, unless the commit is the first of the session.
+    summary: SessionSummary,
+    is_first: bool,
+    has_new_texts: bool,
+}
+
+impl NextSummary {
+    /// Takes over what it needs from a commit to the session with this primary key.
+    fn of(commit: &mut Commit, pk: i64) -> Option<Self> {
+        let (content, after) = (&commit.record.content, &mut commit.after);
+        let (name, labels) = (commit.writes.name.take(), commit.writes.labels.take());
+        Some(Self {
+            is_first: content.seq == 1 || commit.writes.fork.is_some(),
+            has_new_texts: name.is_some() || labels.is_some(),
+            summary: SessionSummary {
+                place: from_sql(pk),
+                id: content.session,
+                status: after.status(),
+                owner: after.owner.take()?,
+                name: name.and_then(Change::value),
+                labels: labels.and_then(Change::value),
+                deleted: after.deleted,
+                ttl: after.ttl,
+                expires_at: after.expires_at,
+                revision: after.revision,
+                created_at: content.at,
+                updated_at: content.at,
+            },
+        })
+    }
+
+    /// The summary, if the one before the commit is known and has the same name and labels.
+    fn after(mut self, known: Option<Arc<SessionSummary>>) -> Option<Arc<SessionSummary>> {
+        if self.is_first {
+            return Some(Arc::new(self.summary));
+        }
+        let is_before = |known: &Arc<SessionSummary>| known.revision + 1 == self.summary.revision;
+        let mut known = known.filter(is_before).filter(|_| !self.has_new_texts)?;
+        let before = Arc::make_mut(&mut known);
+        self.summary.name = before.name.take();
+        self.summary.labels = before.labels.take();
+        self.summary.created_at = before.created_at;
+        *before = self.summary;
+        Some(known)
+    }
+}
+
+/// The newest rows of a session, as they were at one moment.
+pub(super) struct Hot(Rows);
+
+impl Hot {
+    /// The rows, the newest first. Each leads to the next.
+    pub(super) fn newest_first(&self) -> impl Iterator<Item = &Arc<LogRow>> {
+        self.0.iter().rev()
+    }
+
+    fn row(&self, id: i64) -> Option<&Arc<LogRow>> {
+        let at = self.0.binary_search_by_key(&id, |row| row.id).ok()?;
+        Some(&self.0[at])
+    }
+
+    /// Some payloads of a row, the first of them at place `first`. None if not all of them are here.
+    pub(super) fn bodies(
+        &self,
+        row: &LogRow,
+        first: usize,
+        named: &[BodyRef],
+    ) -> Option<Vec<Option<Vec<u8>>>> {
+        let stored = codec::unpack_some(&row.bodies, first, named).ok()?;
+        let blob = |name: &BodyRef| codec::unpack(row.blob(&name.digest)?).ok();
+        let refer = |place: BodyPlace, name: &BodyRef| {
+            let (bodies, index) = (&self.row(place.row)?.bodies, place.index as usize);
+            let stored = codec::unpack_some(bodies, index, std::slice::from_ref(name));
+            match stored.ok()?.pop()? {
+                StoredBody::Inline(bytes) => Some(bytes),
+                _ => None,
+            }
+        };
+        let open = |(body, name): (StoredBody, &BodyRef)| match body {
+            StoredBody::Inline(bytes) => Some(Some(bytes)),
+            StoredBody::Erased => Some(None),
+            StoredBody::Blob => blob(name).map(Some),
+            StoredBody::Reference(place) => refer(place, name).map(Some),
+        };
+        stored.into_iter().zip(named).map(open).collect()
+    }
+}
+
+/// A reading connection that looks for rows of one session in the tail first.
+pub(super) struct RowReader<'a> {
+    conn: &'a Connection,
+    hot: Option<Hot>,
+    tail: &'a Tail,
+    session: SessionId,
+    /// The entry that gets the rows. None if they are not kept.
+    made: Option<u64>,
+    walked: RefCell<Vec<Arc<LogRow>>>,
+    /// Long payloads that were read, each with its row.
+    blobs: RefCell<Vec<(i64, Digest, Vec<u8>)>>,
+}
+
+impl Deref for RowReader<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.conn
+    }
+}
+
+impl RowReader<'_> {
+    /// One row of the log, by its id.
+    pub(super) fn row(&self, id: i64) -> Result<Arc<LogRow>, StoreError> {
+        let hot = self.hot.as_ref().and_then(|hot| hot.row(id));
+        match hot {
+            Some(row) => Ok(Arc::clone(row)),
+            None => log::row(self.conn, id).map(Arc::new),
+        }
+    }
+
+    /// A long payload of a row.
+    pub(super) fn blob(
+        &self,
+        row: &LogRow,
+        user: UserId,
+        name: &BodyRef,
+    ) -> Result<Vec<u8>, StoreError> {
+        let unpack =
+            |packed: &[u8]| codec::unpack(packed).map_err(|error| damaged(row.place(), error));
+        if let Some(packed) = row.blob(&name.digest) {
+            return unpack(packed);
+        }
+        let packed = log::packed_blob(self.conn, user, &name.digest, &row.place())?;
+        let bytes = unpack(&packed)?;
+        if self.made.is_some() && packed.len() <= self.tail.bytes_max / PAYLOAD_SHARE {
+            self.blobs.borrow_mut().push((row.id, name.digest, packed));
+        }
+        Ok(bytes)
+    }
+
+    /// Notes a row that the tail may keep. Rows come from the newest to the oldest.
+    pub(super) fn walk(&self, row: &Arc<LogRow>) {
+        if self.made.is_some() {
+            self.walked.borrow_mut().push(Arc::clone(row));
+        }
+    }
+
+    /// Hands the summary of the session to the tail. A session that does not exist takes no room there.
+    pub(super) fn keep_summary(&self, found: Option<&SessionSummary>) {
+        match (self.made, found) {
+            (Some(made), Some(found)) => self.tail.fill_summary(made, found.clone()),
+            (Some(_), None) => self.tail.forget(self.session),
+            (None, _) => {}
+        }
+    }
+
+    /// Hands the rows that were walked to the tail.
+    pub(super) fn keep_walked(self) {
+        let mut walked = self.walked.into_inner();
+        let Some(made) = self.made.filter(|_| !walked.is_empty()) else {
+            return;
+        };
+        for (row, digest, packed) in self.blobs.into_inner() {
+            let mut read = walked.iter_mut().filter(|known| known.id == row);
+            if let Some(row) = read.next().and_then(Arc::get_mut) {
+                row.blobs.push((digest, packed));
+            }
+        }
+        self.tail.fill(self.session, made, walked);
+    }
+}
