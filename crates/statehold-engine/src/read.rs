@@ -363,6 +363,18 @@ impl Engine {
         Ok(asking.is_some_and(|step| caller.works_for(&step.agent)))
     }
 
+    pub(crate) async fn find_request(
+        &self,
+        state: &SessionState,
+        id: RequestId,
+    ) -> Result<StoredRequest, EngineError> {
+        if let Some(live) = state.requests.get(&id) {
+            return Ok(StoredRequest::Live(Box::new(live.clone())));
+        }
+        let ended = self.inner().store.ended_request(id).await?;
+        ended.map(StoredRequest::Ended).ok_or(EngineError::NotFound)
+    }
+
     pub(crate) async fn request_detail(
         &self,
         caller: &Caller,
@@ -371,12 +383,7 @@ impl Engine {
     ) -> Result<RequestDetail, EngineError> {
         let store = &self.inner().store;
         let state = self.durable_state(session.id).await?;
-        let request = if let Some(live) = state.requests.get(&id) {
-            StoredRequest::Live(Box::new(live.clone()))
-        } else {
-            let ended = store.ended_request(id).await?;
-            StoredRequest::Ended(ended.ok_or(EngineError::NotFound)?)
-        };
+        let request = self.find_request(&state, id).await?;
         let (task, started_by, ended_by) = match &request {
             StoredRequest::Live(live) => (live.task, live.started_by, None),
             StoredRequest::Ended(ended) => (ended.task, ended.started_by, Some(ended.ended_by)),

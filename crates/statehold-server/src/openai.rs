@@ -315,8 +315,9 @@ impl ChatCall {
             return Err(needs_session());
         }
         let receipt = has_session.then(|| app.deliveries.receipt(&handle, &earlier, &snapshot));
+        let model = self.chat.model.clone();
         let mut completion =
-            CompletionWriter::new(self.chat.model.clone(), &handle, &snapshot, has_session);
+            CompletionWriter::new(model, &handle, snapshot.started_at, has_session);
         completion.earlier = earlier;
         let ending = Ending {
             answer: reply_of(&snapshot, self.wants_calls(has_session), &self.base),
@@ -344,10 +345,10 @@ impl ChatCall {
         only_here: Option<SessionId>,
     ) -> Result<Response, Problem> {
         let (handle, has_session) = (turn.handle, scratch.is_none());
-        let snapshot = handle.read().await?;
+        let started_at = handle.started_at().await?;
         let (with_calls, wait_until) = (self.wants_calls(has_session), self.deadline(has_session));
         let mut completion =
-            CompletionWriter::new(self.chat.model, &handle, &snapshot, has_session);
+            CompletionWriter::new(self.chat.model, &handle, started_at, has_session);
         completion.earlier = turn.earlier;
         let options = self.chat.stream_options.unwrap_or_default();
         completion.with_usage = options.include_usage == Some(true);

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::command::{Command, Rejection, StartRequest, StatePatch};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
+use statehold_core::time::Timestamp;
 use utoipa::ToSchema;
 
 use self::search::TurnSearch;
@@ -110,6 +111,7 @@ impl TurnInput {
             session: self.session,
             task: turn.task,
             request: turn.request,
+            started_at: turn.started_at,
             shows_whole_holds: self.decides_elsewhere,
         }
     }
@@ -141,6 +143,8 @@ pub struct TurnHandle {
     pub task: TaskId,
     /// The request at the root of the turn.
     pub request: RequestId,
+    /// When it started, if this call started it.
+    started_at: Option<Timestamp>,
     shows_whole_holds: bool,
 }
 
@@ -266,7 +270,13 @@ async fn find_or_start(
     };
     let (turn, is_replay) = if let Some((request, is_replay)) = found {
         let task = engine.request(&search.reader, request).await?.task.id;
-        (StartedTurn { request, task }, is_replay)
+        let started_at = None;
+        let turn = StartedTurn {
+            request,
+            task,
+            started_at,
+        };
+        (turn, is_replay)
     } else {
         let started = start_turn(engine, Some(log), input, (start.clone(), payloads)).await?;
         (started.view, started.replayed)
@@ -306,6 +316,9 @@ pub async fn start_alone(
 struct StartedTurn {
     request: RequestId,
     task: TaskId,
+    /// When it started, if this call started it.
+    #[serde(skip)]
+    started_at: Option<Timestamp>,
 }
 
 /// Starts a turn, or finds the one that was started under the same key. The log has the turn before the
@@ -323,7 +336,12 @@ async fn start_turn(
         if let Some(log) = log {
             log.begin(session, request);
         }
-        Some(StartedTurn { request, task })
+        let started_at = Some(made.record.content.at);
+        Some(StartedTurn {
+            request,
+            task,
+            started_at,
+        })
     };
     let write = SessionWrite {
         payloads,

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::time::Timestamp;
 use statehold_engine::HoldDetail;
 use statehold_engine::api::hold::HoldView;
 use statehold_engine::api::json::{Raw, to_body};
@@ -168,7 +169,7 @@ impl Ending {
 /// the server.
 pub(crate) fn reply_of(snapshot: &TurnSnapshot, with_calls: bool, base: &str) -> AgentReply {
     if !snapshot.is_paused() {
-        return AgentReply::of(&snapshot.detail, with_calls);
+        return snapshot.reply(with_calls);
     }
     AgentReply {
         text: pause_text(&snapshot.holds, base),
@@ -192,7 +193,7 @@ impl CompletionWriter {
     pub(crate) fn new(
         model: String,
         turn: &TurnHandle,
-        now: &TurnSnapshot,
+        started_at: Timestamp,
         has_session: bool,
     ) -> Self {
         Self {
@@ -200,7 +201,7 @@ impl CompletionWriter {
                 "chatcmpl-{}",
                 turn.request.to_string().trim_start_matches("req_")
             ),
-            created: now.started_at.as_micros() / 1_000_000,
+            created: started_at.as_micros() / 1_000_000,
             model,
             ids: has_session.then_some(MetadataOut {
                 session: turn.session,

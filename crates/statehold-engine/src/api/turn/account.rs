@@ -9,16 +9,14 @@ use statehold_core::record::Event;
 use statehold_store::StoredRecord;
 use utoipa::ToSchema;
 
+use super::follow::RECORDS_PAGE;
 use super::{TurnHandle, TurnSnapshot};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::feed::FeedEntry;
 use crate::kept::{ItemBody, parse, payload};
 
 /// How many records of a turn are read at most.
 const RECORDS_MAX: usize = 4_000;
-/// How many records are read at a time.
-const PAGE: usize = 200;
 
 /// Tokens, as far as agents recorded them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -61,24 +59,29 @@ impl TurnHandle {
     ///
     /// If the caller may not read it any more.
     pub async fn account(&self, snapshot: &TurnSnapshot) -> Result<TurnAccount, EngineError> {
-        let (engine, request) = (&self.engine, &snapshot.detail.request);
-        let ended_by = request.ended().map(|ended| ended.ended_by);
-        let last = ended_by.unwrap_or(snapshot.detail.revision);
+        let engine = &self.engine;
+        let ended_by = snapshot.request.ended().map(|ended| ended.ended_by);
+        let last = ended_by.unwrap_or(snapshot.revision);
         let mut ledger = TurnLedger {
             requests: vec![self.request],
             agents: BTreeMap::new(),
             account: TurnAccount::default(),
         };
-        let (mut after, mut read) = (request.started_by().saturating_sub(1), 0);
-        while after < last && read < RECORDS_MAX {
-            let entries = engine.feed(&self.reader, self.session, after, PAGE).await?;
-            let Some(newest) = entries.last() else { break };
-            after = newest.stored.record.content.seq;
-            read += entries.len();
-            let of_turn = |entry: &&FeedEntry| entry.stored.record.content.seq <= last;
-            for entry in entries.iter().take_while(of_turn) {
-                ledger.add(engine, &entry.stored).await?;
+        let of_turn = |stored: &&StoredRecord| stored.record.content.seq <= last;
+        let mut next_page: Vec<StoredRecord>;
+        let (mut page, mut read) = (snapshot.records.as_slice(), 0);
+        while let Some(newest) = page.last() {
+            for stored in page.iter().take_while(of_turn) {
+                ledger.add(engine, stored).await?;
             }
+            read += page.len();
+            let after = newest.record.content.seq;
+            if after >= last || read >= RECORDS_MAX {
+                break;
+            }
+            let store = &engine.inner().store;
+            next_page = store.records(self.session, after, RECORDS_PAGE).await?;
+            page = &next_page;
         }
         Ok(ledger.account)
     }

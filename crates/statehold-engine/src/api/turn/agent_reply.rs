@@ -2,11 +2,12 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use statehold_core::ids::RequestId;
 use statehold_core::item::Role;
+use statehold_store::StoredRecord;
 
 use crate::api::json::{Raw, raw_bytes};
 use crate::kept::{ItemBody, message_in, payload, text_of};
-use crate::read::RequestDetail;
 
 /// The reply of an agent.
 #[derive(Debug, Default)]
@@ -20,16 +21,16 @@ pub struct AgentReply {
 }
 
 impl AgentReply {
-    /// The reply of a completed request. Empty if the reply was erased. Only a caller that brings tools gets
-    /// tool calls: an agent in a session runs its own tools.
-    pub fn of(detail: &RequestDetail, with_calls: bool) -> Self {
-        Self::read(detail, with_calls).unwrap_or_default()
+    /// The reply of a completed request, in the record that ended it. Empty if the reply was erased. Only a
+    /// caller that brings tools gets tool calls: an agent in a session runs its own tools.
+    pub fn of(request: RequestId, finished: Option<&StoredRecord>, with_calls: bool) -> Self {
+        let read = finished.and_then(|stored| Self::read(request, stored, with_calls));
+        read.unwrap_or_default()
     }
 
-    fn read(detail: &RequestDetail, with_calls: bool) -> Option<Self> {
-        let stored = detail.finished.as_ref()?;
+    fn read(request: RequestId, stored: &StoredRecord, with_calls: bool) -> Option<Self> {
         let events = &stored.record.content.events;
-        let item = message_in(events, detail.request.id(), Role::Assistant)?;
+        let item = message_in(events, request, Role::Assistant)?;
         let body: ItemBody = serde_json::from_slice(payload(stored, item.body)?).ok()?;
         let files = item.attachments.iter();
         let files = files.filter_map(|file| Some(raw_bytes(payload(stored, file.body)?)));

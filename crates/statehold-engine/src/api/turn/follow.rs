@@ -6,25 +6,34 @@ use statehold_core::ids::HoldId;
 use statehold_core::request::RequestOutcome;
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
+use statehold_store::StoredRecord;
 use tokio::time::Instant;
 
-use super::TurnHandle;
+use super::{AgentReply, TurnHandle};
 use crate::api::json::{Raw, raw_bytes};
 use crate::background::drafts::DraftReader;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, Pending};
 use crate::kept::{error_in, payload};
 use crate::own_work::Progress;
-use crate::read::RequestDetail;
+use crate::read::StoredRequest;
 
 /// How many holds of a paused turn are shown.
 const HOLDS_MAX: usize = 100;
+/// How many records of a turn are read at a time.
+pub(super) const RECORDS_PAGE: usize = 200;
 
 /// A turn as it was read at one revision.
 #[derive(Debug)]
 pub struct TurnSnapshot {
-    /// The request at its root, as clients see it.
-    pub detail: RequestDetail,
+    /// The request at its root.
+    pub(super) request: StoredRequest,
+    /// The first records of the session from the start of the turn on.
+    pub(super) records: Vec<StoredRecord>,
+    /// The record that ended it, if it is not among the first.
+    finished: Option<StoredRecord>,
+    /// The revision that it was read at.
+    pub(super) revision: u64,
     /// When it started.
     pub started_at: Timestamp,
     /// The open holds of a paused turn, oldest first. Empty while it runs, and when it has ended.
@@ -34,7 +43,20 @@ pub struct TurnSnapshot {
 impl TurnSnapshot {
     /// Whether the turn has ended.
     pub fn has_ended(&self) -> bool {
-        self.detail.request.ended().is_some()
+        self.request.ended().is_some()
+    }
+
+    /// The reply of a turn that has completed. Empty if it has none.
+    pub fn reply(&self, with_calls: bool) -> AgentReply {
+        AgentReply::of(self.request.id(), self.finished(), with_calls)
+    }
+
+    /// The record that ended it.
+    fn finished(&self) -> Option<&StoredRecord> {
+        let ended_by = self.request.ended()?.ended_by;
+        let mut records = self.records.iter();
+        let first = records.find(|stored| stored.record.content.seq == ended_by);
+        first.or(self.finished.as_ref())
     }
 
     /// Whether the turn waits for people.
@@ -79,20 +101,49 @@ impl TurnHandle {
     ///
     /// If the caller may not read it any more.
     pub async fn read(&self) -> Result<TurnSnapshot, EngineError> {
-        let detail = self.engine.request(&self.reader, self.request).await?;
-        let started_at = detail.started_at().ok_or(EngineError::NotFound)?;
-        let is_paused =
-            detail.task.live == Some(self.request) && detail.task.status == TaskStatus::Paused;
-        let holds = if is_paused {
-            self.open_holds(&detail.pending).await?
-        } else {
-            Vec::new()
-        };
-        Ok(TurnSnapshot {
-            detail,
+        let (engine, session) = (&self.engine, self.session);
+        engine.require_readable(&self.reader, session).await?;
+        let state = engine.durable_state(session).await?;
+        let request = engine.find_request(&state, self.request).await?;
+        let before = request.started_by().saturating_sub(1);
+        let store = &engine.inner().store;
+        let records = store.records(session, before, RECORDS_PAGE).await?;
+        let started = records.first().map(|stored| &stored.record.content);
+        let started = started.filter(|content| content.seq == request.started_by());
+        let started_at = started.ok_or(EngineError::NotFound)?.at;
+        let mut snapshot = TurnSnapshot {
+            request,
+            records,
+            finished: None,
+            revision: state.revision,
             started_at,
-            holds,
-        })
+            holds: Vec::new(),
+        };
+        if let Some(ended) = snapshot.request.ended() {
+            if snapshot.finished().is_none() {
+                snapshot.finished = engine.record(session, ended.ended_by).await?;
+            }
+            return Ok(snapshot);
+        }
+        let task = state.task_of(self.request);
+        if task.is_some_and(|task| task.status == TaskStatus::Paused) {
+            let holds = state.holds_below(self.request);
+            let pending = engine.pending_of(&state, holds).await?;
+            snapshot.holds = self.open_holds(&pending).await?;
+        }
+        Ok(snapshot)
+    }
+
+    /// When the turn started.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read it any more.
+    pub async fn started_at(&self) -> Result<Timestamp, EngineError> {
+        match self.started_at {
+            Some(started_at) => Ok(started_at),
+            None => Ok(self.read().await?.started_at),
+        }
     }
 
     /// The open holds of the turn and of everything below it, oldest first; not those of other turns.
@@ -160,17 +211,15 @@ impl TurnHandle {
 
     /// Why the turn has ended without an answer. None if it has an answer, or is live.
     pub async fn failure(&self, snapshot: &TurnSnapshot) -> Option<FailedTurn> {
-        let detail = &snapshot.detail;
-        let outcome = detail.request.ended()?.outcome;
+        let outcome = snapshot.request.ended()?.outcome;
         if outcome == RequestOutcome::Completed {
             return None;
         }
         let seen = self.engine.request(&self.caller, self.request).await;
-        let finished = detail.finished.as_ref();
         Some(FailedTurn {
             outcome,
-            alias: detail.request.alias(),
-            error: finished.and_then(|stored| {
+            alias: snapshot.request.alias(),
+            error: snapshot.finished().and_then(|stored| {
                 let error = error_in(&stored.record.content.events, self.request)?;
                 payload(stored, error).map(raw_bytes)
             }),

@@ -399,7 +399,9 @@ impl<'a> TurnSearch<'a> {
             }
             let alias = detail.request.alias();
             let content = match end.outcome {
-                RequestOutcome::Completed => AgentReply::of(&detail, false).text,
+                RequestOutcome::Completed => {
+                    AgentReply::of(request, detail.finished.as_ref(), false).text
+                }
                 RequestOutcome::Failed => format!("{alias} failed after its pause."),
                 RequestOutcome::Cancelled => format!("{alias} was cancelled."),
             };

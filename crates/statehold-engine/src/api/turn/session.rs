@@ -62,6 +62,7 @@ pub async fn agent_of_session(
     caller: &Caller,
     session: SessionId,
 ) -> Result<Name, EngineError> {
-    let summary = engine.session(&as_client(caller), session).await?;
-    Ok(summary.owner.agent)
+    let caller = as_client(caller);
+    engine.require_readable(&caller, session).await?;
+    Ok(engine.owner(session).await?.agent)
 }
