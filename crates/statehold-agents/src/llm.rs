@@ -99,7 +99,7 @@ impl LlmAgent {
             };
             let extras = StepExtras {
                 usage: usage.to_json(),
-                is_deferred: model_reply.tool_calls.is_empty(),
+                is_deferred: true,
                 ..StepExtras::default()
             };
             Ok((model_reply, extras))

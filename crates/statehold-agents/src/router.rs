@@ -86,7 +86,6 @@ impl RouterAgent {
                 // Unreachable: model routing has a chooser.
                 Routing::Model { .. } => route_by_rules(&[], None, &text)?,
             };
-            // Defer the commit: no model was called, so losing the step loses nothing.
             let extras = StepExtras {
                 is_deferred: true,
                 ..StepExtras::default()
@@ -130,6 +129,11 @@ impl Agent for RouterAgent {
             None => said,
             Some(answer_writer) => answer_writer.write_answer(run, agent, said).await?,
         }))
+    }
+
+    /// Rules ask no model: the turn begins with the request to the chosen agent.
+    fn begins_inside(&self) -> bool {
+        self.chooser.is_none()
     }
 }
 

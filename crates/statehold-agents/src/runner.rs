@@ -14,16 +14,16 @@ mod tools;
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use statehold_core::command::Rejection;
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
-use statehold_engine::api::leased::LeasedRequest;
+use statehold_engine::api::leased::{ClaimedTurn, LeasedRequest};
 use statehold_engine::kept::{error_in, payload};
-use statehold_engine::{ClaimedRequest, Engine, EngineError, StoredRecord};
+use statehold_engine::{Engine, EngineError, StoredRecord};
 use tokio::time::Instant;
 
 use crate::chat::ChatClient;
@@ -43,6 +43,7 @@ pub(crate) use child::ChildAnswer;
 pub(crate) use hold::HoldDecision;
 pub use journal::StepKind;
 pub(crate) use journal::recorded_step;
+use run::WaitingParent;
 pub(crate) use run::{AgentRun, StepExtras};
 pub use run::{CommitPhase, SimulatedCrash, StepHook};
 pub(crate) use tools::{CallReport, SkippedCall, Toolbox, render_for_model};
@@ -246,17 +247,13 @@ impl Generation {
     /// Executes one turn until it ends or waits.
     async fn execute_turn(
         self: Arc<Self>,
-        spec: Arc<AgentSpec>,
-        agent: Arc<dyn Agent>,
-        (claimed, claimed_at): (ClaimedRequest, Instant),
+        local: LocalAgent,
+        claimed: (ClaimedTurn, Instant),
         permit: TurnPermit,
+        parent: Option<WaitingParent>,
     ) {
-        let Some(request) = LeasedRequest::of(&self.engine, &self.caller, &claimed) else {
-            return;
-        };
-        let ended = self
-            .try_turn(&request, &spec, &*agent, (claimed, claimed_at), permit)
-            .await;
+        let (request, agent) = (claimed.0.request.clone(), &local.spec.name);
+        let ended = self.try_turn(&local, claimed, permit, parent).await;
         let ended = match ended {
             Err(TurnError::Failed(failure)) => fail(&request, &failure).await,
             other => other,
@@ -265,19 +262,24 @@ impl Generation {
             Ok(()) | Err(TurnError::Paused | TurnError::Gone) => {}
             // The lease expires, then the request is claimed again.
             Err(error) => {
-                tracing::warn!(agent = %spec.name, request = %request.ids.request, %error, "a turn stopped; it is retried later");
+                tracing::warn!(%agent, request = %request.ids.request, %error, "a turn stopped; it is retried later");
             }
         }
     }
 
     async fn try_turn(
         self: &Arc<Self>,
-        request: &LeasedRequest,
-        spec: &Arc<AgentSpec>,
-        agent: &dyn Agent,
-        (claimed, claimed_at): (ClaimedRequest, Instant),
+        LocalAgent { spec, agent, .. }: &LocalAgent,
+        (claimed, claimed_at): (ClaimedTurn, Instant),
         permit: TurnPermit,
+        parent: Option<WaitingParent>,
     ) -> Result<(), TurnError> {
+        let request = &claimed.request.clone();
+        // Steps are durable before a model, an agent or a tool is asked. The lease is the only thing that a
+        // turn begins with and that may not be: each write of a turn returns when it is durable.
+        if !agent.begins_inside() {
+            request.durable().await?;
+        }
         // A request that waited in memory for a heartbeat interval may have been claimed by another
         // worker.
         if claimed_at.elapsed() >= HEARTBEAT {
@@ -287,6 +289,7 @@ impl Generation {
         // Keep the draft open until this turn ends, also if it panics.
         let _draft = self.engine.open_draft(id);
         let mut run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit).await?;
+        run.parent = Mutex::new(parent);
         let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
         let outcome = tokio::select! {
             biased;

@@ -22,6 +22,12 @@ pub(crate) trait Agent: Send + Sync {
     /// replays the recorded steps, so a turn must take the same steps whenever it gets the same
     /// answers.
     async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError>;
+
+    /// Whether a turn first writes to its session, and asks nothing outside before that is durable. Such a
+    /// turn begins before its claim is durable. Every other turn begins after.
+    fn begins_inside(&self) -> bool {
+        false
+    }
 }
 
 /// Result of a turn.

@@ -6,7 +6,7 @@
 //! durable. A failed commit fails those that build on it: their callers have no answer yet, so the engine
 //! decides them again on the state that the store has.
 
-mod attempt;
+pub(crate) mod attempt;
 pub(crate) mod auto_claim;
 mod behind;
 pub(crate) mod call;

@@ -79,6 +79,7 @@ impl RouteChooser {
             let (route, usage) = self.ask_for_route(&conversation).await?;
             let extras = StepExtras {
                 usage: usage.to_json(),
+                is_deferred: true,
                 ..StepExtras::default()
             };
             Ok((route, extras))

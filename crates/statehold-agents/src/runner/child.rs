@@ -1,11 +1,16 @@
 //! Child requests: starts a request for another agent once, and waits until it ends.
 
+use std::sync::{Mutex, PoisonError};
+
 use statehold_core::ids::RequestId;
 use statehold_core::item::Role;
 use statehold_core::name::Name;
 use statehold_core::request::RequestOutcome;
-use statehold_engine::{Ended, Progress};
+use statehold_engine::api::leased::{ChildLease, ClaimedTurn};
+use statehold_engine::{DraftReader, Ended, Progress};
+use tokio::sync::oneshot;
 
+use super::generation::TurnSlot;
 use super::journal::StepKind;
 use super::run::{AgentRun, CommitPhase};
 use crate::message::AgentMessage;
@@ -21,39 +26,64 @@ pub(crate) enum ChildAnswer {
 }
 
 impl AgentRun {
-    /// Sends a request to another agent and waits for its result. `passes`: stream the child's answer
-    /// into this request's answer.
+    /// Sends a request to another agent and waits for its result. `passes`: this turn ends with the answer
+    /// of the child, so stream it, and take it as soon as it is decided.
     pub(crate) async fn ask_agent(
         &mut self,
         agent: &Name,
         message: &AgentMessage,
         passes: bool,
     ) -> Result<ChildAnswer, TurnError> {
-        let child = match self.children.pop_front() {
-            Some((started, asked)) if asked == *agent => started,
+        let (child, answer) = match self.children.pop_front() {
+            Some((started, asked)) if asked == *agent => (started, None),
             Some((_, asked)) => {
                 let what = format!("it had called {asked} and would now call {agent}");
                 return Err(step_mismatch(&what));
             }
             None => self.start_child(agent, message).await?,
         };
-        self.wait_for(child, passes).await?;
+        let draft = passes.then(|| self.engine.follow_draft(child));
+        let answer = answer.filter(|_| passes);
+        if let Some(message) = self.wait_for(child, draft, answer).await? {
+            self.ending_child = Some(child);
+            return Ok(ChildAnswer::Completed(message));
+        }
         let ended = self.request.end_of(child).await?;
         self.notify_hook(StepKind::Child, CommitPhase::After);
         Ok(child_answer(agent, ended.as_ref()))
     }
 
+    /// Starts the child. One that this server hosts begins when its start is decided, and its answer can be
+    /// awaited.
     async fn start_child(
         &mut self,
         agent: &Name,
         message: &AgentMessage,
-    ) -> Result<RequestId, TurnError> {
+    ) -> Result<(RequestId, Option<oneshot::Receiver<AgentMessage>>), TurnError> {
         let mut batch = self.request.batch().await?;
         let input = message.put(batch.payloads());
         // Reserve a turn and claim a hosted child in the commit that starts it. That saves the trip
         // through the claim queue.
         let slot = self.generation.reserve_turn(agent).await;
-        let lease_ms = slot.as_ref().map(|_| super::lease_ms());
+        let begins_inside = slot.as_ref().map(TurnSlot::begins_inside);
+        let (slot, answer) = (Mutex::new(slot), Mutex::new(None));
+        let hand_over = |child: ClaimedTurn| {
+            let (parent, told) = oneshot::channel();
+            *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+            let slot = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match slot {
+                Some(slot) => slot.start(child, Some(parent)),
+                // The commit of the first start failed, and its turn has taken the permit.
+                None => self
+                    .generation
+                    .start_turn(agent.clone(), child, Some(parent)),
+            }
+        };
+        let lease = begins_inside.map(|begins_inside| ChildLease {
+            ttl_ms: super::lease_ms(),
+            begins_inside,
+            hand_over: &hand_over,
+        });
         self.notify_hook(StepKind::Child, CommitPhase::Before);
         // One write to the disk takes the deferred step and the start.
         let step = self.deferred.take();
@@ -64,46 +94,31 @@ impl AgentRun {
         let credential = self.credential.as_ref();
         let id = self
             .request
-            .start_child((agent, lease_ms), (input, batch), step_batch, credential)
+            .start_child((agent, lease), (input, batch), step_batch, credential)
             .await?;
         if let Some(step) = step {
             self.notify_hook(step.kind, CommitPhase::After);
         }
-        if let Some(slot) = slot {
-            let child = self
-                .engine
-                .handed_over(&self.generation.caller, self.request.ids.session, id, 1)
-                .await;
-            match child {
-                Ok(child) => slot.start(child),
-                // The child has started anyway. It has already ended, or it is claimed again after its
-                // lease expires.
-                Err(error) => {
-                    tracing::warn!(%agent, request = %id, %error, "a request waits to be claimed again");
-                }
-            }
-        }
-        Ok(id)
+        let answer = answer.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok((id, answer))
     }
 
-    /// Waits until the child ends. If the child waits for a person, releases this request's lease
-    /// instead of waiting.
-    async fn wait_for(&mut self, child: RequestId, passes: bool) -> Result<(), TurnError> {
+    /// Waits until the child has ended, or until its `answer` is decided, and returns that. If the child
+    /// waits for a person, releases this request's lease instead of waiting.
+    pub(super) async fn wait_for(
+        &mut self,
+        child: RequestId,
+        mut draft: Option<DraftReader>,
+        mut answer: Option<oneshot::Receiver<AgentMessage>>,
+    ) -> Result<Option<AgentMessage>, TurnError> {
         let session = self.request.ids.session;
-        let mut draft = passes.then(|| self.engine.follow_draft(child));
         let mut is_written = false;
         loop {
             let (progress, revision) = self.request.progress_of(child).await?;
             match progress {
                 Progress::Ended => {
-                    // Forward the rest of the child's draft before returning.
-                    if let Some(draft) = &mut draft {
-                        self.engine.forget_draft(child);
-                        while let Some(piece) = draft.next().await {
-                            self.write_draft(&piece);
-                        }
-                    }
-                    return Ok(());
+                    self.forward_rest(child, draft).await;
+                    return Ok(None);
                 }
                 Progress::Paused => return Err(self.release_lease().await),
                 Progress::Live => {}
@@ -117,7 +132,22 @@ impl AgentRun {
                         _ => std::future::pending().await,
                     }
                 };
+                let decided = async {
+                    match &mut answer {
+                        Some(answer) => answer.await.ok(),
+                        None => std::future::pending().await,
+                    }
+                };
                 tokio::select! {
+                    biased;
+                    decided = decided => match decided {
+                        Some(message) => {
+                            self.forward_rest(child, draft).await;
+                            return Ok(Some(message));
+                        }
+                        // It has no answer yet: it failed, or waits for a person.
+                        None => answer = None,
+                    },
                     changed = &mut changed => {
                         changed?;
                         break;
@@ -128,6 +158,17 @@ impl AgentRun {
                     },
                 }
             }
+        }
+    }
+}
+
+impl AgentRun {
+    /// Forwards the rest of the draft of a child that has written its answer.
+    async fn forward_rest(&self, child: RequestId, draft: Option<DraftReader>) {
+        let Some(mut draft) = draft else { return };
+        self.engine.forget_draft(child);
+        while let Some(piece) = draft.next().await {
+            self.write_draft(&piece);
         }
     }
 }

@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use statehold_core::name::Name;
-use statehold_engine::{AutoClaim, Caller, Claim, ClaimedRequest, Engine};
+use statehold_engine::api::leased::ClaimedTurn;
+use statehold_engine::{AutoClaim, Caller, Claim, Engine};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::run::WaitingParent;
 use super::{RunnerOptions, StepHook, lease_ms};
 use crate::gateway::ConversationLocks;
 use crate::http::HttpPool;
@@ -171,10 +173,15 @@ pub(super) struct TurnSlot {
 }
 
 impl TurnSlot {
-    /// Starts the turn.
-    pub(super) fn start(self, request: ClaimedRequest) {
+    /// Whether a turn of the agent begins before its claim is durable.
+    pub(super) fn begins_inside(&self) -> bool {
+        self.local.agent.begins_inside()
+    }
+
+    /// Starts the turn. `parent` waits for its answer.
+    pub(super) fn start(self, turn: ClaimedTurn, parent: Option<WaitingParent>) {
         self.generation
-            .spawn_turn(&self.local, request, self.permit);
+            .spawn_turn(&self.local, turn, self.permit, parent);
     }
 }
 
@@ -206,9 +213,8 @@ impl Generation {
     pub(super) fn start_claiming(self: &Arc<Self>) {
         for (name, local) in &self.agents {
             let permits = Arc::clone(&local.turns);
-            let begun = self
-                .engine
-                .claim_on_start(&self.tenant, name, permits, lease_ms());
+            let how = (lease_ms(), local.agent.begins_inside());
+            let begun = self.engine.claim_on_start(&self.tenant, name, permits, how);
             let auto_claimed = Arc::clone(self).run_auto_claimed(local.clone(), begun);
             self.claimers.spawn(auto_claimed);
             self.claimers
@@ -285,10 +291,12 @@ impl Generation {
                     }
                 }
             };
-            for request in claimed {
+            let turns = claimed.into_iter();
+            let turns = turns.filter_map(|one| ClaimedTurn::of(&self.engine, &self.caller, one));
+            for turn in turns {
                 // The claim is limited to the number of permits.
                 if let Some(permit) = permits.split(1) {
-                    self.spawn_turn(&local, request, permit);
+                    self.spawn_turn(&local, turn, permit, None);
                 }
             }
         }
@@ -307,36 +315,40 @@ impl Generation {
                 () = self.stop.cancelled() => return,
                 () = self.engine.stopping() => return,
             };
-            let Some(one) = one else {
+            let Some(AutoClaim { turn, room }) = one else {
                 return;
             };
-            let (generation, local) = (Arc::clone(&self), local.clone());
-            self.tasks.spawn(async move {
-                let (session, request) = (one.session, one.request);
-                let (engine, caller) = (&generation.engine, &generation.caller);
-                match engine.handed_over(caller, session, request, 1).await {
-                    Ok(claimed) => generation.spawn_turn(&local, claimed, one.room),
-                    // The request has already ended, or it is claimed again after its lease expires.
-                    Err(error) => {
-                        let agent = &local.spec.name;
-                        tracing::warn!(%agent, %request, %error, "a request waits to be claimed again");
-                    }
-                }
-            });
+            self.spawn_turn(&local, turn, room, None);
         }
     }
 
     fn spawn_turn(
         self: &Arc<Self>,
         local: &LocalAgent,
-        request: ClaimedRequest,
+        turn: ClaimedTurn,
         permit: OwnedSemaphorePermit,
+        parent: Option<WaitingParent>,
     ) {
         let (generation, local) = (Arc::clone(self), local.clone());
-        let claimed = (request, Instant::now());
-        let permit = TurnPermit::new(local.turns, permit);
-        let turn = generation.execute_turn(local.spec, local.agent, claimed, permit);
-        self.tasks.spawn(turn);
+        let claimed = (turn, Instant::now());
+        let permit = TurnPermit::new(Arc::clone(&local.turns), permit);
+        self.tasks
+            .spawn(generation.execute_turn(local, claimed, permit, parent));
+    }
+
+    /// Starts a turn as soon as it has a permit.
+    pub(super) fn start_turn(
+        self: &Arc<Self>,
+        agent: Name,
+        turn: ClaimedTurn,
+        parent: Option<WaitingParent>,
+    ) {
+        let generation = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Some(slot) = generation.reserve_turn(&agent).await {
+                slot.start(turn, parent);
+            }
+        });
     }
 
     /// Reserves a permit for one turn of a hosted agent. A new turn uses the active generation. If the

@@ -2,20 +2,21 @@
 //! steps are replayed, not executed again.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use statehold_core::command::Rejection;
 use statehold_core::digest::Digest;
 use statehold_core::hold::CallTarget;
 use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
 use statehold_core::scope::StateKey;
-use statehold_engine::api::leased::{LeasedRequest, WriteBatch};
+use statehold_engine::api::leased::{ClaimedTurn, LeasedRequest, WriteBatch};
 use statehold_engine::kept::{ItemBody, Raw};
-use statehold_engine::{ClaimedRequest, Credential, Engine, EngineError, HoldDetail};
-use tokio::sync::OwnedMutexGuard;
+use statehold_engine::{Credential, Engine, EngineError, HoldDetail};
+use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use super::child::step_mismatch;
 use super::generation::{Generation, TurnPermit};
@@ -50,7 +51,8 @@ pub(crate) struct StepExtras {
     /// Results of recorded tool calls.
     pub(crate) results: Vec<(ItemId, CallOutcome, Raw)>,
     /// Defer the commit: the step is committed with the command that follows immediately, which ends
-    /// the request or starts another. If no such command follows, the step is committed alone.
+    /// the request, starts another or records tool calls. If no such command follows, the step is committed
+    /// alone.
     pub(crate) is_deferred: bool,
 }
 
@@ -92,6 +94,9 @@ impl UncommittedStep {
     }
 }
 
+/// The turn that waits for the answer of a child. It gets the answer when the child's end is decided.
+pub(super) type WaitingParent = oneshot::Sender<AgentMessage>;
+
 /// Execution of one request.
 pub(crate) struct AgentRun {
     pub(crate) engine: Engine,
@@ -114,6 +119,10 @@ pub(crate) struct AgentRun {
     next_step: usize,
     /// A step to be committed with the next command.
     pub(super) deferred: Option<UncommittedStep>,
+    /// The turn in this process that passes on the answer of this one.
+    pub(super) parent: Mutex<Option<WaitingParent>>,
+    /// The child whose answer this turn passes on. Its end is decided, and may not be durable.
+    pub(super) ending_child: Option<RequestId>,
 }
 
 impl AgentRun {
@@ -121,16 +130,12 @@ impl AgentRun {
     pub(super) async fn open(
         generation: Arc<Generation>,
         spec: Arc<AgentSpec>,
-        claimed: ClaimedRequest,
+        claimed: ClaimedTurn,
         permit: TurnPermit,
     ) -> Result<Self, TurnError> {
-        let request = LeasedRequest::of(&generation.engine, &generation.caller, &claimed);
-        let request = request.ok_or(TurnError::Gone)?;
-        let detail = claimed.detail;
-        let live = detail.request.live().ok_or(TurnError::Gone)?;
-        let started = detail.started.as_ref();
-        let input =
-            started.and_then(|stored| AgentMessage::from_record(stored, live.id, Role::User));
+        let request = claimed.request;
+        let (id, started) = (request.ids.request, claimed.started.as_ref());
+        let input = started.and_then(|stored| AgentMessage::from_record(stored, id, Role::User));
         let input = input.ok_or_else(|| {
             TurnError::failed(
                 "input_erased",
@@ -138,21 +143,11 @@ impl AgentRun {
             )
         })?;
         // The first lease has no recorded steps to replay.
-        let journal = if live.fence > 1 {
+        let journal = if request.ids.fence > 1 {
             Journal::read(&request).await?
         } else {
             Journal::default()
         };
-        let mut children: Vec<_> = claimed
-            .children
-            .iter()
-            .map(|child| {
-                let request = &child.request;
-                (request.number(), request.id(), child.task.agent.clone())
-            })
-            .collect();
-        children.sort_unstable_by_key(|(number, ..)| *number);
-        let credential = claimed.credential.map(|(credential, _)| credential);
         let own = match &spec.kind {
             // Use the credential declared with the address, so that a new credential is never sent to
             // an old address.
@@ -167,18 +162,17 @@ impl AgentRun {
             spec,
             request,
             input,
-            credential: credential.or(own),
+            credential: claimed.credential.or(own),
             journal,
-            children: children
-                .into_iter()
-                .map(|(_, id, agent)| (id, agent))
-                .collect(),
-            holds: detail.holds.into(),
+            children: claimed.children.into(),
+            holds: claimed.holds.into(),
             conversation: None,
             generation,
             permit,
             next_step: 0,
             deferred: None,
+            parent: Mutex::default(),
+            ending_child: None,
         })
     }
 
@@ -219,6 +213,7 @@ impl AgentRun {
             );
             return Err(step_mismatch(&what));
         }
+        self.record_deferred().await?;
         let (result, mut extras) = work.await?;
         let body = StepBody {
             index,
@@ -258,7 +253,8 @@ impl AgentRun {
         Ok(batch)
     }
 
-    /// Commits a deferred step when the turn fails, so that the trace contains it.
+    /// Commits a deferred step alone: before the next step, or when the turn fails, so that the trace
+    /// contains it.
     pub(super) async fn record_deferred(&mut self) -> Result<(), TurnError> {
         match self.deferred.take() {
             Some(step) => self.record(&step).await,
@@ -281,6 +277,20 @@ impl AgentRun {
         let mut batch = self.request.batch().await?;
         batch.set_task_state(private);
         Ok(self.append(batch).await.map(drop)?)
+    }
+
+    /// Appends items, and right before them the deferred step, in one write to the disk.
+    pub(super) async fn append_behind_step(
+        &mut self,
+        batch: WriteBatch,
+    ) -> Result<Vec<ItemId>, EngineError> {
+        let Some(step) = self.deferred.take() else {
+            return self.append(batch).await;
+        };
+        let first = self.step_batch(&step).await?;
+        let ids = self.request.append_behind(first, batch).await?;
+        self.notify_hook(step.kind, CommitPhase::After);
+        Ok(ids)
     }
 
     /// Appends items to the task.
@@ -327,11 +337,16 @@ impl AgentRun {
     pub(super) async fn complete(&mut self, answer: &TurnAnswer) -> Result<(), TurnError> {
         self.notify_hook(StepKind::Answer, CommitPhase::Before);
         let Some(last) = self.deferred.take() else {
-            self.commit_answer(answer, None).await?;
+            if let Some(child) = self.ending_child {
+                self.commit_with_child(answer, child).await?;
+            } else {
+                self.commit_answer(answer, None).await?;
+            }
             self.notify_hook(StepKind::Answer, CommitPhase::After);
             return Ok(());
         };
-        match self.commit_answer(answer, Some(&last)).await {
+        let ended = self.commit_answer(answer, Some(&last)).await;
+        match ended.map_err(TurnError::from) {
             // The combined commit was refused. Commit the step first, so that the trace has it, and
             // then retry the answer alone.
             Err(TurnError::Failed(_)) => {
@@ -347,12 +362,30 @@ impl AgentRun {
         Ok(())
     }
 
-    /// Commits the answer, together with the last step if that is not committed yet.
+    /// Commits the answer that a child gave, in the same write to the disk as the end of the child.
+    async fn commit_with_child(
+        &mut self,
+        answer: &TurnAnswer,
+        child: RequestId,
+    ) -> Result<(), TurnError> {
+        let mut ended = self.commit_answer(answer, None).await;
+        if let Err(EngineError::Rejected(Rejection::ChildrenLive { .. })) = ended {
+            // The commit that ended the child failed, and the child's turn repeats it.
+            self.wait_for(child, None, None).await?;
+            ended = self.commit_answer(answer, None).await;
+        }
+        ended?;
+        self.notify_hook(StepKind::Child, CommitPhase::After);
+        Ok(())
+    }
+
+    /// Commits the answer, together with the last step if that is not committed yet. A turn that waits for
+    /// the answer gets it when it is decided.
     async fn commit_answer(
         &self,
         answer: &TurnAnswer,
         last: Option<&UncommittedStep>,
-    ) -> Result<(), TurnError> {
+    ) -> Result<(), EngineError> {
         self.require_nothing_deferred();
         let mut batch = self.request.batch().await?;
         if let Some(last) = last {
@@ -373,6 +406,18 @@ impl AgentRun {
         if let Some(private) = &answer.private {
             batch.set_task_state(private);
         }
-        Ok(self.request.complete(output, batch).await?)
+        let parent = || self.parent.lock().unwrap_or_else(PoisonError::into_inner);
+        let tell_parent = || {
+            if let Some(parent) = parent().take() {
+                // A parent that has stopped waiting reads the answer when it resumes.
+                drop(parent.send(answer.message.clone()));
+            }
+        };
+        let is_waited_for = parent().as_ref().is_some_and(|parent| !parent.is_closed());
+        let on_decided: Option<&(dyn Fn() + Send + Sync)> =
+            is_waited_for.then_some(&tell_parent as _);
+        let cancels_children = self.ending_child.is_none();
+        let how = (cancels_children, on_decided);
+        self.request.complete_with(output, batch, how).await
     }
 }

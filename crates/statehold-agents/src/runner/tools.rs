@@ -301,7 +301,7 @@ impl AgentRun {
     }
 
     async fn record_calls(
-        &self,
+        &mut self,
         requested_calls: &[&RequestedCall],
         complete_arguments: &[Option<Raw>],
     ) -> Result<Vec<RecordedCall>, TurnError> {
@@ -321,11 +321,11 @@ impl AgentRun {
     }
 
     async fn record_calls_under_policy(
-        &self,
+        &mut self,
         requested_calls: &[&RequestedCall],
         complete_arguments: &[Option<Raw>],
     ) -> Result<Vec<RecordedCall>, EngineError> {
-        let agent = &self.spec.name;
+        let agent = &self.spec.name.clone();
         let mut batch = self.request.batch().await?;
         let mut calls = Vec::with_capacity(requested_calls.len());
         for (requested, complete_arguments) in requested_calls.iter().zip(complete_arguments) {
@@ -359,7 +359,7 @@ impl AgentRun {
             calls.push((requested, gated, idempotent));
         }
         self.notify_hook(StepKind::ToolCall, CommitPhase::Before);
-        let ids = self.append(batch).await?.into_iter();
+        let ids = self.append_behind_step(batch).await?.into_iter();
         self.notify_hook(StepKind::ToolCall, CommitPhase::After);
         let calls = ids
             .zip(calls)

@@ -77,7 +77,8 @@ async fn a_turn_with_tools_goes_on_from_every_step() -> Outcome {
                 let mut says: Vec<ModelReply> = script().into();
                 // An unrecorded model call is repeated. The final answer is recorded with the end.
                 let unrecorded = match (kind, moment) {
-                    (StepKind::Model, CommitPhase::Before) => Some(nth),
+                    // The calls are recorded with the reply that wants them.
+                    (StepKind::Model | StepKind::ToolCall, CommitPhase::Before) => Some(nth),
                     (StepKind::Answer, CommitPhase::Before) => Some(says.len()),
                     _ => None,
                 };

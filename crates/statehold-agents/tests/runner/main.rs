@@ -3,6 +3,7 @@
 mod approvals;
 mod commits;
 mod crashes;
+mod disk;
 mod llm;
 mod memory;
 mod reload;
@@ -10,6 +11,7 @@ mod resumed;
 mod rig;
 mod routed;
 mod unanswered;
+mod waits;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

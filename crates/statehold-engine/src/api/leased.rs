@@ -1,6 +1,9 @@
 //! A request that a worker of this process has leased: all that its agent may read and write while it
 //! runs, in types of the core. The runner of hosted agents works through it. Each write is one commit,
-//! under the fence of the lease.
+//! under the fence of the lease, and returns when it is durable.
+//!
+//! A lease may be decided and not durable yet. Its worker may go on inside the server, and calls
+//! [`LeasedRequest::durable`] before it asks a model, an agent or a tool.
 
 use std::collections::BTreeMap;
 
@@ -13,22 +16,35 @@ use statehold_core::memory::AgentPath;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::scope::{MergePolicy, StateKey};
+use statehold_core::session::SessionState;
 use statehold_core::view::View;
-use statehold_store::{MemoryPage, MemoryQuery, StateValue};
+use statehold_store::{MemoryPage, MemoryQuery, StateValue, StoredRecord};
 
 use crate::ask::{NewAsk, open_hold};
 use crate::caller::Caller;
 use crate::claim::ClaimedRequest;
+use crate::commit::attempt::Durability;
 use crate::commit::call::{Call, Committed};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
-use crate::holds::Pending;
+use crate::holds::{HoldDetail, Pending};
 use crate::kept::{ItemBody, to_bytes};
+use crate::locks::Lock;
 use crate::own_work::{Ended, Progress};
 use crate::read::{ItemPage, RequestDetail};
+
+/// The lease of a child request for the worker that starts it.
+pub struct ChildLease<'a> {
+    /// How long it lasts without a heartbeat.
+    pub ttl_ms: u64,
+    /// Whether the turn of the child begins with another command of the session.
+    pub begins_inside: bool,
+    /// Takes the child when its start is decided.
+    pub hand_over: &'a (dyn Fn(ClaimedTurn) + Send + Sync),
+}
 
 /// Ids of a leased request.
 #[derive(Debug, Clone, Copy)]
@@ -122,6 +138,81 @@ pub struct LeasedRequest {
     call: Call,
     agent: Name,
     path: AgentPath,
+    /// Of the command that granted the lease. None if it was durable before.
+    durability: Option<Durability>,
+}
+
+/// A claimed request, with everything that its turn begins from.
+#[derive(Debug, Clone)]
+pub struct ClaimedTurn {
+    /// The request.
+    pub request: LeasedRequest,
+    /// The record that started it.
+    pub started: Option<StoredRecord>,
+    /// Its holds, oldest first.
+    pub holds: Vec<HoldDetail>,
+    /// Its child requests with their agents, oldest first.
+    pub children: Vec<(RequestId, Name)>,
+    /// The credential that came with the request or answered one of its holds, while it is in memory.
+    pub credential: Option<Credential>,
+    /// The configured credential of its agent.
+    pub service_credential: Option<Credential>,
+}
+
+impl ClaimedTurn {
+    /// The turn of a request that a durable claim of this caller leased. None if it has ended meanwhile.
+    pub fn of(engine: &Engine, caller: &Caller, claimed: ClaimedRequest) -> Option<Self> {
+        let request = LeasedRequest::of(engine, caller, &claimed)?;
+        let mut children: Vec<_> = claimed.children.iter().collect();
+        children.sort_unstable_by_key(|child| child.request.number());
+        let children = children.into_iter();
+        Some(Self {
+            request,
+            children: children
+                .map(|child| (child.request.id(), child.task.agent.clone()))
+                .collect(),
+            started: claimed.detail.started,
+            holds: claimed.detail.holds,
+            credential: claimed.credential.map(|(credential, _)| credential),
+            service_credential: claimed.service_credential,
+        })
+    }
+
+    /// The turn of a request that was started and leased just now. `state` has the lease, decided and in
+    /// line. None if the state has no such request.
+    pub(crate) fn decided(
+        engine: &Engine,
+        call: &Call,
+        state: &SessionState,
+        (request, started): (RequestId, StoredRecord),
+        durability: Durability,
+    ) -> Option<Self> {
+        let live = state.requests.get(&request)?;
+        let task = state.tasks.get(&live.task)?;
+        let agent = task.agent.clone();
+        let credentials = &engine.inner().credentials;
+        let credential = credentials.take(request);
+        Some(Self {
+            started: Some(started),
+            holds: Vec::new(),
+            children: Vec::new(),
+            credential: credential.map(|(credential, _)| credential),
+            service_credential: credentials.of_service(&agent),
+            request: LeasedRequest {
+                ids: RequestRef {
+                    session: state.session,
+                    task: live.task,
+                    request,
+                    fence: live.fence,
+                },
+                engine: engine.clone(),
+                call: call.clone(),
+                agent,
+                path: task.path.clone(),
+                durability: Some(durability),
+            },
+        })
+    }
 }
 
 impl LeasedRequest {
@@ -139,12 +230,26 @@ impl LeasedRequest {
             call: Call::by(caller.clone()),
             agent: claimed.detail.task.agent.clone(),
             path: claimed.detail.task.path.clone(),
+            durability: None,
         })
+    }
+
+    /// Waits until the lease is durable, and with it everything that the session decided before.
+    ///
+    /// # Errors
+    ///
+    /// If its commit failed: there is no such lease.
+    pub async fn durable(&self) -> Result<(), EngineError> {
+        match &self.durability {
+            Some(durability) if !durability.wait().await => Err(EngineError::NotFound),
+            _ => Ok(()),
+        }
     }
 
     fn write(&self, payloads: Payloads) -> SessionWrite<'_> {
         SessionWrite {
             payloads,
+            lease: self.durability.as_ref(),
             ..SessionWrite::new(&self.engine, &self.call, self.ids.session)
         }
     }
@@ -174,16 +279,36 @@ impl LeasedRequest {
         Ok(self.write(payloads).commit(&command, ids).await?.view)
     }
 
-    /// Starts a request to another agent below this one, leased to this worker if `lease_ms` is given.
-    /// The batch has the payloads of the input. `step` is appended right before it, in the same write to
-    /// the disk.
+    /// Appends a batch right behind another one, in the same write to the disk. Returns the ids of its
+    /// items, in order.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeasedRequest::append`]. If only the second batch is refused, the first is appended.
+    pub async fn append_behind(
+        &self,
+        first: WriteBatch,
+        batch: WriteBatch,
+    ) -> Result<Vec<ItemId>, EngineError> {
+        let by = self.ids.fenced();
+        let (append, payloads) = first.append_to(by);
+        let first = self.write(payloads);
+        let (command, payloads) = batch.append_to(by);
+        let ids = |made: &Committed<'_>| Some(item_ids(made));
+        let write = self.write(payloads);
+        write.commit_behind((&first, &append), &command, ids).await
+    }
+
+    /// Starts a request to another agent below this one. The batch has the payloads of the input. `step` is
+    /// appended right before it, in the same write to the disk. A request that this worker leases is handed
+    /// over when it is decided: again, as another request, if a commit below it fails.
     ///
     /// # Errors
     ///
     /// If the lease is lost, or the core refuses. A refused start leaves the step appended.
     pub async fn start_child(
         &self,
-        (agent, lease_ms): (&Name, Option<u64>),
+        (agent, lease): (&Name, Option<ChildLease<'_>>),
         (input, batch): (Output, WriteBatch),
         step: Option<WriteBatch>,
         credential: Option<&Credential>,
@@ -196,16 +321,32 @@ impl LeasedRequest {
             input: input.body,
             attachments: input.attachments,
             close_on: self.engine.policies().close_on(agent, None),
-            lease_ttl_ms: lease_ms,
+            lease_ttl_ms: lease.as_ref().map(|lease| lease.ttl_ms),
             items: Vec::new(),
             state: StatePatch::default(),
             output: None,
         });
+        let decided: Lock<Option<(SessionState, (RequestId, StoredRecord))>> = Lock::default();
+        let hand_over = |durability: Durability| {
+            let (Some(lease), Some((state, started))) = (&lease, decided.lock().take()) else {
+                return;
+            };
+            let turn = ClaimedTurn::decided(&self.engine, &self.call, &state, started, durability);
+            turn.into_iter().for_each(lease.hand_over);
+        };
+        let id = |made: &Committed<'_>| {
+            let id = made.record.content.started_request()?;
+            if lease.is_some() {
+                *decided.lock() = Some((made.after.clone(), (id, made.stored())));
+            }
+            Some(id)
+        };
         let start = SessionWrite {
             credential,
+            on_decided: Some(&hand_over),
+            is_followed: lease.as_ref().is_some_and(|lease| lease.begins_inside),
             ..self.write(batch.payloads)
         };
-        let id = |made: &Committed<'_>| made.record.content.started_request();
         let Some(step) = step else {
             return Ok(start.commit(&command, id).await?.view);
         };
@@ -220,6 +361,21 @@ impl LeasedRequest {
     ///
     /// If the lease is lost, holds are open, or the core refuses.
     pub async fn complete(&self, output: Output, batch: WriteBatch) -> Result<(), EngineError> {
+        self.complete_with(output, batch, (true, None)).await
+    }
+
+    /// Completes the request with its answer. `on_decided` is called when the end is decided: the request
+    /// that waits for this one may end in the same write to the disk.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeasedRequest::complete`]; or if children are live that are not to be cancelled.
+    pub async fn complete_with(
+        &self,
+        output: Output,
+        batch: WriteBatch,
+        (cancel_children, on_decided): (bool, Option<&(dyn Fn() + Send + Sync)>),
+    ) -> Result<(), EngineError> {
         let command = Command::CompleteRequest {
             by: self.ids.fenced(),
             output,
@@ -227,9 +383,14 @@ impl LeasedRequest {
             state: patch(batch.state),
             task_state: batch.task_state,
             close_task: false,
-            cancel_children: true,
+            cancel_children,
         };
-        let write = self.write(batch.payloads);
+        let tell = |_: Durability| on_decided.into_iter().for_each(|tell| tell());
+        let write = SessionWrite {
+            on_decided: Some(&tell),
+            is_followed: on_decided.is_some(),
+            ..self.write(batch.payloads)
+        };
         write.commit_unseen(&command).await.map(drop)
     }
 

@@ -2,12 +2,13 @@
 //! failed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use statehold_core::command::{Command, Outcome};
 use statehold_core::record::Record;
 use statehold_core::session::SessionState;
 use statehold_store::{Answer, Commit, StoreError};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::call::{Committed, Receipt};
 use super::effects::Effects;
@@ -23,6 +24,8 @@ use crate::locks::KeyLock;
 
 /// How often the engine decides a command again because a commit below it failed.
 const RETRIES_MAX: usize = 64;
+/// How long a commit waits for the command that follows it at once.
+const FOLLOWED_WAIT: Duration = Duration::from_millis(1);
 
 /// One command on its way to the store.
 #[derive(Clone)]
@@ -54,18 +57,52 @@ impl<'a> Submission<'a> {
     }
 }
 
+/// Tells when a decided command is durable.
+#[derive(Debug, Clone)]
+pub(crate) struct Durability {
+    /// Whether it is durable, or has failed. None while it is in line.
+    settled: watch::Receiver<Option<bool>>,
+    /// How many commits of the session had failed when it was decided.
+    failures: u64,
+}
+
+impl Durability {
+    /// Waits until the command is durable. False if its commit failed.
+    pub(crate) async fn wait(&self) -> bool {
+        let mut settled = self.settled.clone();
+        let settled = settled.wait_for(Option::is_some).await;
+        settled.is_ok_and(|is_durable| *is_durable == Some(true))
+    }
+
+    /// Whether this state may lack the command: a commit has failed since.
+    fn may_lack(&self, head: &Head<'_>) -> bool {
+        self.failures != head.failures() && *self.settled.borrow() != Some(true)
+    }
+}
+
 /// A command that is decided, and not in line yet.
 pub(super) struct Ready {
     pub(super) commit: Commit,
     body: Vec<u8>,
     credential: Option<PendingCredential>,
     key_lock: Option<Arc<KeyLock>>,
+    /// Whether the next command is in line at once.
+    is_followed: bool,
 }
 
 /// A command that is in line to become durable.
 pub(super) struct InLine {
     receipt: Receipt<()>,
     pub(super) told: oneshot::Receiver<Result<u64, StoreError>>,
+    pub(super) durability: Durability,
+}
+
+impl Submission<'_> {
+    fn call_on_decided(&self, in_line: &InLine) {
+        if let Some(on_decided) = self.write.on_decided {
+            on_decided(in_line.durability.clone());
+        }
+    }
 }
 
 impl Engine {
@@ -85,6 +122,14 @@ impl Engine {
         };
         for _ in 0..RETRIES_MAX {
             let mut head = mailbox.head(self.inner(), is_new).await?;
+            // If the lease was lost with a failed commit, another worker may have the same fence now.
+            if let Some(lease) = submission.write.lease.filter(|lease| lease.may_lack(&head)) {
+                drop(head);
+                if !lease.wait().await {
+                    return Err(EngineError::NotFound);
+                }
+                continue;
+            }
             // The store knows an object that has ended only when the commit that ended it is durable.
             if head.is_missing(&command.named()) && !head.settled().await {
                 continue;
@@ -106,9 +151,9 @@ impl Engine {
                     return Err(error);
                 }
             };
-            let ready = self.prepare(head.state(), submission, record, late.is_none())?;
+            let mut ready = self.prepare(head.state(), submission, record, late.is_none())?;
             let claim = match behind {
-                None if late.is_none() => self.pending_claim(command, &ready.commit),
+                None if late.is_none() => self.pending_claim(submission, &ready.commit),
                 _ => None,
             };
             // Both are decided before the first is in line, so that one write to the disk takes both.
@@ -117,12 +162,21 @@ impl Engine {
             } else {
                 None
             };
-            let InLine { receipt, told } = self.put_in_line(&mailbox, &mut head, ready).await?;
+            ready.is_followed |= next.is_some();
+            // In a box, like the next one: a commit is large, and the future of every call contains it.
+            let in_line = Box::pin(self.put_in_line(&mailbox, &mut head, ready)).await?;
             let next = match next {
                 Some(next) => Box::pin(self.put_next(&mailbox, &mut head, next)).await,
                 None => None,
             };
             drop(head);
+            if late.is_none() {
+                submission.call_on_decided(&in_line);
+            }
+            if let (Some(behind), Some(next)) = (behind, &next) {
+                behind.call_on_decided(next);
+            }
+            let InLine { receipt, told, .. } = in_line;
             match (told.await.unwrap_or(Err(StoreError::Stopped)), late) {
                 (Ok(_), None) => return Ok((receipt, next)),
                 (Ok(_), Some(late)) => return Err(late.into()),
@@ -166,6 +220,7 @@ impl Engine {
             credential: credential.transpose()?,
             body: Vec::new(),
             key_lock: submission.key_lock.clone(),
+            is_followed: write.is_followed,
             commit,
         };
         if !is_done {
@@ -203,6 +258,7 @@ impl Engine {
             body,
             credential,
             key_lock,
+            is_followed,
         } = ready;
         let after = Arc::new(commit.after.clone());
         let receipt = Receipt {
@@ -213,13 +269,26 @@ impl Engine {
             replayed: false,
         };
         let effects = Effects::of(self.inner(), &commit, credential);
-        let pending = self.inner().store.begin_commit(commit).await?;
+        let store = Arc::clone(&self.inner().store);
+        let (mut pending, is_held_back) =
+            mailbox.begin_commit(&*store, commit, is_followed).await?;
         // From here to the spawned task there is no await: a caller that goes away cannot leave a
         // head that builds on a commit without a task that waits for it.
         head.advance(Arc::clone(&after));
         let (tell, told) = oneshot::channel();
+        let (settle, settled) = watch::channel(None);
+        let failures = head.failures();
         let (engine, mailbox) = (self.clone(), Arc::clone(mailbox));
         self.inner().tasks.spawn(async move {
+            if is_followed {
+                tokio::select! {
+                    biased;
+                    result = &mut pending => pending = Box::pin(std::future::ready(result)),
+                    () = tokio::time::sleep(FOLLOWED_WAIT) => mailbox.send_held_back(&*store).await,
+                }
+            } else if is_held_back {
+                mailbox.send_held_back(&*store).await;
+            }
             let result = pending.await;
             match &result {
                 Ok(_) => engine.take_effect(&mailbox, &after, effects).await,
@@ -227,9 +296,14 @@ impl Engine {
             }
             // A repeat finds the kept answer from here on.
             drop(key_lock);
+            settle.send_replace(Some(result.is_ok()));
             // The caller may have gone away. The commit stays.
             drop(tell.send(result));
         });
-        Ok(InLine { receipt, told })
+        Ok(InLine {
+            receipt,
+            told,
+            durability: Durability { settled, failures },
+        })
     }
 }

@@ -1,39 +1,41 @@
 //! Claims requests on start for agents that this process runs itself. The claim is decided right behind
-//! the start, so no worker has to poll for the request, and one write to the disk makes both durable.
-//! Without a free permit, or if the claim fails, the request waits in the queue like any other.
+//! the start, so no worker has to poll for the request, and one write to the disk makes both durable. The
+//! worker gets the claim when it is decided, and asks nothing outside before it is durable. Without a free
+//! permit, or if the claim fails, the request waits in the queue like any other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use statehold_core::command::Command;
-use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::request::LiveStatus;
-use statehold_store::Commit;
+use statehold_core::session::SessionState;
+use statehold_store::{Commit, StoredRecord};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::attempt::InLine;
+use super::attempt::{Durability, Submission};
 use super::call::Call;
+use crate::api::leased::ClaimedTurn;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::locks::Lock;
 
-/// A request that was claimed when it started. Request and claim are both durable.
+/// A request that was claimed when it started. Both are decided, and durable soon.
 #[derive(Debug)]
 pub struct AutoClaim {
-    /// Its session.
-    pub session: SessionId,
-    /// The request.
-    pub request: RequestId,
+    /// The turn.
+    pub turn: ClaimedTurn,
     /// The permit that its turn holds.
     pub room: OwnedSemaphorePermit,
 }
 
 /// The worker in this process that runs the turns of one agent.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct OwnWorker {
     room: Arc<Semaphore>,
     lease_ms: u64,
+    begins_inside: bool,
     sender: mpsc::UnboundedSender<AutoClaim>,
 }
 
@@ -44,25 +46,45 @@ pub(crate) type OwnWorkers = Lock<HashMap<(Name, Name), OwnWorker>>;
 pub(super) struct PendingClaim {
     pub(super) call: Call,
     pub(super) command: Command,
+    /// Whether the turn begins with another command of the session.
+    pub(super) begins_inside: bool,
+    request: RequestId,
+    /// The record that starts the request.
+    started: StoredRecord,
+    room: OwnedSemaphorePermit,
     sender: mpsc::UnboundedSender<AutoClaim>,
-    claim: AutoClaim,
+}
+
+impl PendingClaim {
+    /// Sends the claim, now that it is in line, to its receiver. If the receiver is closed, the lease
+    /// lapses, or the next process releases it.
+    pub(super) fn send(self, engine: &Engine, after: &SessionState, durability: Durability) {
+        let started = (self.request, self.started);
+        let turn = ClaimedTurn::decided(engine, &self.call, after, started, durability);
+        if let Some(turn) = turn {
+            let room = self.room;
+            drop(self.sender.send(AutoClaim { turn, room }));
+        }
+    }
 }
 
 impl Engine {
     /// Claims requests of an agent for the server when they start, while `room` has permits. The
-    /// receiver gets each claim once it is durable. An earlier receiver for the same agent still gets
-    /// the claims made so far, and then its channel closes.
+    /// receiver gets each claim once it is decided. `begins_inside`: a turn of the agent begins with another
+    /// command of the session, and one write to the disk takes it too. An earlier receiver for the same
+    /// agent still gets the claims made so far, and then its channel closes.
     pub fn claim_on_start(
         &self,
         tenant: &Name,
         agent: &Name,
         room: Arc<Semaphore>,
-        lease_ms: u64,
+        (lease_ms, begins_inside): (u64, bool),
     ) -> mpsc::UnboundedReceiver<AutoClaim> {
         let (sender, claims) = mpsc::unbounded_channel();
         let worker = OwnWorker {
             room,
             lease_ms,
+            begins_inside,
             sender,
         };
         let mut workers = self.inner().own_workers.lock();
@@ -77,8 +99,12 @@ impl Engine {
     }
 
     /// The claim of the request that a commit starts, if this process runs its agent and has a permit.
-    pub(super) fn pending_claim(&self, command: &Command, commit: &Commit) -> Option<PendingClaim> {
-        let Command::StartRequest(start) = command else {
+    pub(super) fn pending_claim(
+        &self,
+        submission: &Submission<'_>,
+        commit: &Commit,
+    ) -> Option<PendingClaim> {
+        let Command::StartRequest(start) = submission.command else {
             return None;
         };
         let request = commit.record.content.started_request()?;
@@ -87,35 +113,25 @@ impl Engine {
             return None;
         }
         let tenant = &commit.after.owner.as_ref()?.tenant;
-        let workers = self.inner().own_workers.lock();
-        let worker = workers.get(&(tenant.clone(), start.agent.clone()))?;
+        let worker = {
+            let workers = self.inner().own_workers.lock();
+            let worker = workers.get(&(tenant.clone(), start.agent.clone()))?;
+            worker.clone()
+        };
         if worker.sender.is_closed() {
             return None;
         }
-        let room = Arc::clone(&worker.room).try_acquire_owned().ok()?;
         Some(PendingClaim {
             call: Call::by(Caller::worker_of_server(tenant.clone())),
             command: Command::ClaimRequest {
                 request,
                 ttl_ms: worker.lease_ms,
             },
-            sender: worker.sender.clone(),
-            claim: AutoClaim {
-                session: commit.after.session,
-                request,
-                room,
-            },
+            begins_inside: worker.begins_inside,
+            request,
+            room: worker.room.try_acquire_owned().ok()?,
+            started: submission.payloads.stored(&commit.record),
+            sender: worker.sender,
         })
-    }
-
-    /// Sends the claim to its receiver once it is durable. If the claim fails, the start may have failed
-    /// with it; otherwise the request waits in the queue.
-    pub(super) fn send_when_durable(&self, pending: PendingClaim, in_line: InLine) {
-        self.inner().tasks.spawn(async move {
-            if let Ok(Ok(_)) = in_line.told.await {
-                // If the receiver is closed, the lease lapses, or the next process releases it.
-                drop(pending.sender.send(pending.claim));
-            }
-        });
     }
 }

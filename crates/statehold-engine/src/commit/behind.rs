@@ -74,7 +74,10 @@ impl Engine {
         let ready = match (behind, &claim) {
             (Some(behind), _) => self.decide_behind(&first.after, behind).await?,
             (None, Some(claim)) => {
-                let write = SessionWrite::new(self, &claim.call, first.session());
+                let write = SessionWrite {
+                    is_followed: claim.begins_inside,
+                    ..SessionWrite::new(self, &claim.call, first.session())
+                };
                 let claim = Submission::new(&write, &claim.command, &|_| Vec::new());
                 self.decide_behind(&first.after, &claim).await?
             }
@@ -95,7 +98,7 @@ impl Engine {
         let in_line = self.put_in_line(mailbox, head, ready).await.ok()?;
         match claim {
             Some(claim) => {
-                self.send_when_durable(claim, in_line);
+                claim.send(self, head.state(), in_line.durability);
                 None
             }
             None => Some(in_line),

@@ -7,6 +7,7 @@ use statehold_core::ids::SessionId;
 use statehold_core::projection::Changes;
 use statehold_core::record::Record;
 use statehold_core::session::SessionState;
+use statehold_store::StoredRecord;
 
 use crate::api::json::to_body;
 use crate::caller::Caller;
@@ -51,6 +52,11 @@ pub(crate) struct Committed<'a> {
 }
 
 impl Committed<'_> {
+    /// The record with its payloads.
+    pub(crate) fn stored(&self) -> StoredRecord {
+        self.payloads.stored(self.record)
+    }
+
     /// A payload of the record.
     pub(crate) fn payload(&self, name: &BodyRef) -> Option<&[u8]> {
         self.payloads.get(name)

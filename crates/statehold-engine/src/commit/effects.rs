@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use statehold_core::ids::{HoldId, RequestId};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
+use statehold_core::record::{CommandName, Event};
 use statehold_core::request::LiveStatus;
 use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
@@ -16,9 +16,19 @@ use super::mailbox::Mailbox;
 use crate::engine::{Engine, Inner};
 use crate::guard::credentials::PendingCredential;
 
+/// Why a worker may wait for a request.
+enum Awaited {
+    /// It waits for a worker.
+    Queued(RequestId),
+    /// It has a decision for the worker that stayed.
+    Decided,
+}
+
 pub(super) struct Effects {
-    /// Tenant and agent of requests now waiting for a worker.
-    queued: BTreeSet<(Name, Name)>,
+    /// Requests for which a worker may wait, with their tenant and agent.
+    awaited: Vec<((Name, Name), Awaited)>,
+    /// Tenant and agent of requests that this commit claims.
+    claimed: BTreeSet<(Name, Name)>,
     ended: Vec<RequestId>,
     /// Root requests that ended or paused, and whether they ended. Their `temp:` values are dropped.
     temps_lost: Vec<(RequestId, bool)>,
@@ -44,15 +54,18 @@ impl Effects {
             .any(|event| matches!(event, Event::SessionForked { .. }));
         let ended_requests = changes.ended_requests.iter().filter(|_| !is_fork);
         let tenant = commit.after.owner.as_ref().map(|owner| &owner.tenant);
-        let queued = changes
-            .live_requests
-            .iter()
-            .filter(|(live, _)| {
-                // Also notify the pusher of a decision for a worker that stayed.
-                live.status == LiveStatus::Queued
-                    || live.status == LiveStatus::Running && live.holds_opened > 0
-            })
-            .filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())));
+        let awaited = changes.live_requests.iter().filter_map(|(live, agent)| {
+            let awaited = match live.status {
+                LiveStatus::Queued => Awaited::Queued(live.id),
+                // The pusher hears of it too.
+                LiveStatus::Running if live.holds_opened > 0 => Awaited::Decided,
+                _ => return None,
+            };
+            Some(((tenant?.clone(), agent.clone()), awaited))
+        });
+        let claims = commit.record.content.command == CommandName::ClaimRequest;
+        let claimed = changes.live_requests.iter().filter(|_| claims);
+        let claimed = claimed.filter_map(|(_, agent)| Some((tenant?.clone(), agent.clone())));
         let roots_ended = ended_requests
             .clone()
             .filter(|ended| ended.parent.is_none())
@@ -63,7 +76,8 @@ impl Effects {
             .filter(|task| task.parent.is_none() && task.status == TaskStatus::Paused)
             .filter_map(|task| Some((task.live?, false)));
         Self {
-            queued: queued.collect(),
+            awaited: awaited.collect(),
+            claimed: claimed.collect(),
             ended: ended_requests.map(|ended| ended.id).collect(),
             temps_lost: roots_ended.chain(roots_paused).collect(),
             erases: commit.after.deleted
@@ -97,8 +111,12 @@ impl Engine {
         if let Some(credential) = effects.credential {
             credential.settle();
         }
-        for (tenant, agent) in effects.queued {
-            inner.queue(&tenant, &agent).notify_waiters();
+        for ((tenant, agent), awaited) in effects.awaited {
+            // A claim that is in line behind the start wakes the workers if it fails.
+            let is_claimed = matches!(awaited, Awaited::Queued(id) if mailbox.is_leased(id));
+            if !is_claimed {
+                inner.queue(&tenant, &agent).notify_waiters();
+            }
         }
         if !effects.ended.is_empty() {
             let mut heartbeats = inner.heartbeats.lock();
@@ -120,12 +138,16 @@ impl Engine {
         self.destroy_hold_keys(effects.unneeded).await;
     }
 
-    /// A commit has failed: forgets its credential before the caller is told, who may bring it again.
+    /// A commit has failed: forgets its credential before the caller is told, who may bring it again. A
+    /// request that it would have claimed waits for a worker.
     pub(super) fn undo(&self, mailbox: &Mailbox, error: &StoreError, effects: Effects) {
-        drop(effects);
+        drop(effects.credential);
         if matches!(error, StoreError::Full) {
             self.inner().is_full.store(true, Ordering::Relaxed);
         }
         mailbox.announce_failure();
+        for (tenant, agent) in effects.claimed {
+            self.inner().queue(&tenant, &agent).notify_waiters();
+        }
     }
 }

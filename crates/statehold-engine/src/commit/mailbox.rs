@@ -1,21 +1,21 @@
 //! One order of commands per session: each is decided on the newest state, durable or not. Sessions in
 //! use stay in memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use statehold_core::command::Named;
-use statehold_core::ids::SessionId;
+use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::session::{Owner, SessionState};
-use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard, watch};
+use statehold_store::{Commit, PendingCommit, Store, StoreError};
+use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard, oneshot, watch};
 
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::locks::Lock;
 
 /// The place where commands to one session are decided.
-#[derive(Debug)]
 pub(crate) struct Mailbox {
     pub(super) session: SessionId,
     /// The newest state. None until it is loaded, and after a failed commit.
@@ -23,11 +23,17 @@ pub(crate) struct Mailbox {
     /// The newest state that is known to be durable, so that questions need no disk while commits are
     /// under way. Replaced before the revision is announced.
     kept: Lock<Option<Arc<SessionState>>>,
+    /// Decided commits that the store does not have yet, oldest first: each waits a moment for the command
+    /// that follows it, so that one write to the disk takes both.
+    held_back: Mutex<VecDeque<HeldCommit>>,
     /// How far the session is durable; feeds wait for it.
     pub(crate) durable: watch::Sender<Durable>,
     /// When it was last asked for, in calls to the engine.
     used: AtomicU64,
 }
+
+/// A commit that waits for the next, and where its place in the store's line is told.
+type HeldCommit = (Commit, oneshot::Sender<Result<PendingCommit, StoreError>>);
 
 #[derive(Debug)]
 struct Newest {
@@ -54,6 +60,11 @@ pub(crate) struct Head<'a> {
 impl Head<'_> {
     pub(crate) fn state(&self) -> &SessionState {
         &self.newest.state
+    }
+
+    /// How many commits had failed when the state was loaded.
+    pub(super) fn failures(&self) -> u64 {
+        self.newest.failures
     }
 
     /// The state, for use after the lock is released.
@@ -113,6 +124,7 @@ impl Mailbox {
             session,
             newest: Mutex::new(None),
             kept: Lock::default(),
+            held_back: Mutex::default(),
             durable: watch::Sender::new(Durable::default()),
             used: AtomicU64::new(0),
         }
@@ -145,6 +157,44 @@ impl Mailbox {
         let newest = MutexGuard::map(slot, |slot| slot.as_mut().expect("it was just filled"));
         let durable = self.durable.subscribe();
         Ok(Head { newest, durable })
+    }
+
+    /// Whether a worker has a request in the newest state. False if a command is being decided.
+    pub(super) fn is_leased(&self, request: RequestId) -> bool {
+        let newest = self.newest.try_lock();
+        let newest = newest.as_deref().ok().and_then(Option::as_ref);
+        let live = newest.and_then(|newest| newest.state.requests.get(&request));
+        live.is_some_and(|live| live.lease.is_some())
+    }
+
+    /// Hands a commit to the store. One that is followed at once is held back for the next, and so is one
+    /// behind it: [`Mailbox::send_held_back`] hands them over. Also returns whether it is held back.
+    pub(super) async fn begin_commit(
+        &self,
+        store: &dyn Store,
+        commit: Commit,
+        is_followed: bool,
+    ) -> Result<(PendingCommit, bool), StoreError> {
+        let mut held_back = self.held_back.lock().await;
+        if held_back.is_empty() && !is_followed {
+            return Ok((store.begin_commit(commit).await?, false));
+        }
+        let (tell, told) = oneshot::channel();
+        held_back.push_back((commit, tell));
+        let pending: PendingCommit = Box::pin(async {
+            let begun = told.await.unwrap_or(Err(StoreError::Stopped));
+            begun?.await
+        });
+        Ok((pending, true))
+    }
+
+    /// Hands the commits that are held back to the store, in their order.
+    pub(super) async fn send_held_back(&self, store: &dyn Store) {
+        let mut held_back = self.held_back.lock().await;
+        while let Some((commit, tell)) = held_back.pop_front() {
+            // The task of each commit waits for it, so the receiver is there.
+            drop(tell.send(store.begin_commit(commit).await));
+        }
     }
 
     /// The newest state that is durable.

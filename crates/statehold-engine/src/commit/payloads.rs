@@ -68,6 +68,14 @@ impl Payloads {
             .map(|(_, body)| body.as_slice())
     }
 
+    /// A record with its payloads.
+    pub(crate) fn stored(&self, record: &Record) -> StoredRecord {
+        StoredRecord {
+            record: record.clone(),
+            bodies: self.of(record).into_iter().map(Some).collect(),
+        }
+    }
+
     /// The payloads of a record, in its order.
     pub(crate) fn of(&self, record: &Record) -> Vec<Vec<u8>> {
         let named = record.bodies();

@@ -9,7 +9,7 @@ use statehold_core::command::Command;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::session::Owner;
 
-use super::attempt::Submission;
+use super::attempt::{Durability, Submission};
 use super::call::{Call, Committed, Receipt};
 use super::idempotency::KEPT_MAX;
 use super::merge;
@@ -45,7 +45,17 @@ pub(crate) struct SessionWrite<'a> {
     /// A credential for the worker, kept in memory only.
     pub(crate) credential: Option<&'a Credential>,
     pub(crate) authority: Authority,
+    /// The lease under which a worker of this process writes, if that may not be durable yet.
+    pub(crate) lease: Option<&'a Durability>,
+    /// Called each time the command is decided and in line, for work that stays inside the server until the
+    /// command is durable.
+    pub(crate) on_decided: Option<OnDecided<'a>>,
+    /// Whether that work decides the next command of the session at once: one write to the disk takes both.
+    pub(crate) is_followed: bool,
 }
+
+/// Begins the work that a decided command is for.
+pub(crate) type OnDecided<'a> = &'a (dyn Fn(Durability) + Send + Sync);
 
 impl<'a> SessionWrite<'a> {
     /// A write without payloads. Its rights are asked when it is committed.
@@ -57,6 +67,9 @@ impl<'a> SessionWrite<'a> {
             payloads: Payloads::none(),
             credential: None,
             authority: Authority::Caller,
+            lease: None,
+            on_decided: None,
+            is_followed: false,
         }
     }
 

@@ -26,17 +26,53 @@ fn take(rig: &Rig, turns: usize) -> (UnboundedReceiver<AutoClaim>, Arc<Semaphore
     let tenant = &rig.caller.tenant;
     let taken = rig
         .engine
-        .claim_on_start(tenant, &helper(), Arc::clone(&room), 30_000);
+        .claim_on_start(tenant, &helper(), Arc::clone(&room), (30_000, false));
     rig.store.take_begun();
     (taken, room)
 }
 
+/// Whether the commit of a claim has failed.
+async fn is_lost(claim: AutoClaim) -> bool {
+    let durable = claim.turn.request.durable().await;
+    matches!(durable, Err(EngineError::NotFound))
+}
+
+/// A worker that waits for work finds a request whose claim was decided with its start, and failed.
+#[tokio::test]
+async fn a_worker_that_waits_is_woken_by_a_lost_claim_and_not_by_a_claimed_start() {
+    let rig = Arc::new(Rig::new(None).await);
+    let (mut taken, _room) = take(&rig, 2);
+    let waiting = tokio::spawn({
+        let rig = Arc::clone(&rig);
+        async move { claimed(&rig, Duration::from_secs(20)).await }
+    });
+    settle().await;
+    rig.store.take_questions();
+    rig.start(None).await.expect("it starts");
+    settle().await;
+    assert_eq!(
+        rig.store.take_questions(),
+        0,
+        "there is nothing to look for"
+    );
+    rig.store.fail_at(2);
+    rig.start(None).await.expect("it starts");
+    assert_eq!(waiting.await.expect("no panic"), 1);
+    drop(taken.recv().await);
+    let lost = taken.recv().await.expect("it was decided");
+    assert!(is_lost(lost).await);
+}
+
 /// Looks for work as a worker does that finds it in line.
 async fn claimed_in_line(rig: &Rig) -> usize {
+    claimed(rig, Duration::ZERO).await
+}
+
+async fn claimed(rig: &Rig, wait: Duration) -> usize {
     let claim = Claim {
         agent: helper(),
         max: 8,
-        wait: Duration::ZERO,
+        wait,
         lease_ms: 30_000,
         request: None,
     };
@@ -46,7 +82,7 @@ async fn claimed_in_line(rig: &Rig) -> usize {
 }
 
 #[tokio::test]
-async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_durable() {
+async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_decided() {
     let rig = Arc::new(Rig::new(None).await);
     let (mut taken, room) = take(&rig, 1);
     rig.store.set_open(false);
@@ -56,18 +92,25 @@ async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_dur
     });
     settle().await;
     assert_eq!(rig.store.take_begun(), 2);
-    assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
-    assert!(!started.is_finished());
+    let begun = taken.try_recv().expect("it is told");
+    // Its worker waits before it asks anything outside, and the caller waits for its answer.
+    let durable = tokio::spawn({
+        let request = begun.turn.request.clone();
+        async move { request.durable().await }
+    });
+    settle().await;
+    assert!(!durable.is_finished() && !started.is_finished());
     rig.store.set_open(true);
     let started = started.await.expect("no panic").expect("it starts");
     assert_eq!(started.revision, 2);
-    let begun = taken.recv().await.expect("it is told");
-    assert_eq!(begun.request, request_of(&started));
+    durable.await.expect("no panic").expect("it is durable");
+    let ids = begun.turn.request.ids;
+    assert_eq!((ids.request, ids.fence), (request_of(&started), 1));
     let worker = Caller::worker_of_server(rig.caller.tenant.clone());
     // Under another fence it would be somebody else's turn.
     let other = rig
         .engine
-        .handed_over(&worker, begun.session, begun.request, 2)
+        .handed_over(&worker, ids.session, ids.request, 2)
         .await;
     let stale = Rejection::StaleFence {
         shown: 2,
@@ -79,11 +122,12 @@ async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_dur
     );
     let claimed = rig
         .engine
-        .handed_over(&worker, begun.session, begun.request, 1)
+        .handed_over(&worker, ids.session, ids.request, 1)
         .await
         .expect("it is the server's");
     let live = claimed.detail.request.live().expect("it is live").clone();
     assert_eq!((live.fence, live.status), (1, LiveStatus::Running));
+    assert_eq!(begun.turn.started, claimed.detail.started);
     let records = rig.records_from(2).await;
     let made: Vec<_> = records
         .iter()
@@ -131,15 +175,13 @@ async fn if_its_claim_is_lost_it_waits_in_line_and_if_its_start_is_there_is_noth
     rig.store.fail_at(2);
     let started = rig.start(None).await.expect("it starts");
     assert_eq!(started.revision, 2);
-    settle().await;
-    assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
+    assert!(is_lost(taken.try_recv().expect("it was decided")).await);
     assert_eq!(room.available_permits(), 1);
     assert_eq!(claimed_in_line(&rig).await, 1);
     rig.store.fail_next();
     let lost = rig.start(None).await;
     assert!(matches!(lost, Err(EngineError::Full)), "{lost:?}");
-    settle().await;
-    assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
+    assert!(is_lost(taken.try_recv().expect("it was decided")).await);
     assert_eq!((rig.revision().await, room.available_permits()), (3, 1));
 }
 
@@ -163,7 +205,7 @@ async fn what_is_on_its_way_to_whoever_took_them_arrives_when_somebody_else_take
         request_of(&done)
     });
     let (first, second) = (first.await, second.await);
-    let handed = |one: Option<AutoClaim>| one.map(|one| one.request);
+    let handed = |one: Option<AutoClaim>| one.map(|one| one.turn.request.ids.request);
     assert_eq!(handed(before.recv().await), Some(first));
     assert!(before.recv().await.is_none(), "nothing more comes there");
     assert_eq!(handed(after.recv().await), Some(second));

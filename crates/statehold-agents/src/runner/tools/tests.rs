@@ -8,6 +8,7 @@ use statehold_core::hold::DecisionKind;
 use statehold_core::name::Name;
 use statehold_core::request::{LiveStatus, RequestOutcome};
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
+use statehold_engine::api::leased::ClaimedTurn;
 use statehold_engine::{
     Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, SystemClock, api,
 };
@@ -110,6 +111,7 @@ impl Scene {
         let turns = Arc::new(Semaphore::new(1));
         let permit = Arc::clone(&turns).acquire_owned().await.expect("a seat");
         let seat = TurnPermit::new(turns, permit);
+        let claimed = ClaimedTurn::of(&self.engine, &self.server, claimed).expect("it is live");
         let run = AgentRun::open(Arc::new(generation), Arc::new(spec), claimed, seat).await;
         run.expect("a run")
     }

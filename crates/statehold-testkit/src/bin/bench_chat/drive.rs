@@ -330,11 +330,14 @@ pub(crate) async fn written_per_turn(address: SocketAddr) -> Result<Written> {
     let records = read["records"].as_array().context("no records")?;
     let commands = records.iter().map(|record| record["command"].as_str());
     let commands: Vec<&str> = commands.map(Option::unwrap_or_default).collect();
-    // A claim right behind its start, and a request right behind the route that leads to it.
+    // A claim right behind its start, the route behind the claim, a request behind the route that leads to
+    // it, and the end of the turn behind the end of its agent.
     let together = commands.windows(2).filter(|two| {
         let pairs = [
             ["start_request", "claim_request"],
+            ["claim_request", "append_items"],
             ["append_items", "start_request"],
+            ["complete_request", "complete_request"],
         ];
         pairs.iter().any(|pair| pair == two)
     });

@@ -329,7 +329,7 @@ fn print_lines(lines: &[Line], Written { records, commits }: Written) {
          them, timed just before\n  and after the turns; `noise` where they took longer than the turns \
          that contain them, because others use the disk\n  in the figures of statehold: HTTP on both sides, the session's rights, routing by \
          rules, up to {} earlier\n  exchanges given back to the agent, each step durable before the \
-         next, the whole conversation kept\n  not in them: models, tools, TLS, the making of sessions, \
+         agent is asked, the whole conversation kept\n  not in them: models, tools, TLS, the making of sessions, \
          the agent's own time (taken off in the last table)\n  the load generator, the agent and the \
          server share the processors of this machine",
         drive::SESSION_TURNS - 1,

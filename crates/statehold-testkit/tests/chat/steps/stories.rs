@@ -83,15 +83,16 @@ impl std::fmt::Display for Death {
     }
 }
 
-/// What was called in all, after this death: what was not recorded may be called once more.
-pub(super) fn expected(story: &Story, death: Option<Death>) -> Counts {
+/// What was called in all, after this death, in one of these ways: what was not recorded is called once
+/// more.
+pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
     let mut counts: Counts = story
         .calls
         .iter()
         .map(|call| ((*call).to_owned(), 1))
         .collect();
     let Some(death) = death.filter(|death| death.moment == "before") else {
-        return counts;
+        return vec![counts];
     };
     // The last call of the agent is recorded with its answer, which is the first of the two.
     let last = match story.agent {
@@ -100,22 +101,29 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Counts {
         agent => agent.to_owned(),
     };
     let again = match death.kind {
-        StepKind::Route => Some("chooser".to_owned()),
-        StepKind::Model => Some(format!("model {}", death.time - 1)),
-        StepKind::AgentCall => Some(last),
-        StepKind::Answer => (death.time == 1).then_some(last),
+        // The route is recorded with the request to the chosen agent.
+        StepKind::Route | StepKind::Child => Some("chooser".to_owned()),
+        // The calls are recorded with the reply that wants them.
+        StepKind::Model | StepKind::ToolCall => Some(format!("model {}", death.time - 1)),
+        StepKind::AgentCall => Some(last.clone()),
+        StepKind::Answer => (death.time == 1).then(|| last.clone()),
         // It is looked for, not begun again.
         StepKind::Conversation => Some("ums find".to_owned()),
         StepKind::ToolResult => {
             let (tool, honours_keys) = TOOLS[death.time - 1];
             honours_keys.then(|| tool.to_owned())
         }
-        StepKind::ToolCall | StepKind::Hold | StepKind::Child => None,
+        StepKind::Hold => None,
     };
+    // The coordinator takes the answer of its agent when that is decided: it may be recorded or not. After
+    // a pause it waits until it is recorded.
+    let is_passing_on = death.kind == StepKind::Answer && death.time == 2;
+    let may_be = (is_passing_on && story.agent != "assistant").then(|| counts.clone());
+    let again = again.or_else(|| may_be.as_ref().map(|_| last));
     if let Some(again) = again {
         *counts.entry(again).or_default() += 1;
     }
-    counts
+    may_be.into_iter().chain([counts]).collect()
 }
 
 /// What people were asked: the two approvals, and about a call that may have run.
@@ -131,7 +139,7 @@ pub(super) fn expected_holds(story: &Story, death: Option<Death>) -> Vec<String>
         }
         let was_lost = death.is_some_and(|death| {
             let may_have_run = match (death.kind, death.moment) {
-                (StepKind::ToolCall, "after") => !is_gated,
+                (StepKind::Model | StepKind::ToolCall, "after") => !is_gated,
                 (StepKind::ToolResult, "before") => true,
                 _ => false,
             };
