@@ -91,6 +91,19 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
         .iter()
         .map(|call| ((*call).to_owned(), 1))
         .collect();
+    // The agent begins when the request to it is durable, and so is the route: it may have been called.
+    let is_routed =
+        death.is_some_and(|death| (death.kind, death.moment) == (StepKind::Route, "after"));
+    if is_routed {
+        let first = match story.agent {
+            "ums" => "ums find",
+            "assistant" => "model 0",
+            agent => agent,
+        };
+        let mut again = counts.clone();
+        *again.entry(first.to_owned()).or_default() += 1;
+        return vec![counts, again];
+    }
     let Some(death) = death.filter(|death| death.moment == "before") else {
         return vec![counts];
     };
