@@ -20,7 +20,7 @@ pub(crate) use conversations::ConversationsAgent;
 pub(crate) use openai::OpenaiAgent;
 
 use statehold_core::scope::StateKey;
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 
 use crate::http::EndpointError;
 use crate::turn::{TraceNote, TurnError};

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use statehold_core::digest::Digest;
 use statehold_core::item::CallOutcome;
 use statehold_core::name::Name;
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 
 use crate::chat::CompletionRequest;
 use crate::draft_writer::{DraftWriter, MESSAGE_SEPARATOR};

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use statehold_core::command::Output;
 use statehold_core::ids::RequestId;
 use statehold_core::item::{Attachment, AttachmentSource, Role};
-use statehold_engine::kept::{
+use statehold_engine::bodies::{
     AttachmentBody, ItemBody, Raw, message_in, parse, payload, text_of, to_bytes,
 };
 use statehold_engine::{Payloads, StoredItem, StoredRecord};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use statehold_core::name::Name;
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 
 use crate::chat::{ChatClient, ChatEndpoint, ChatReply, CompletionRequest, TokenUsage};
 use crate::http::EndpointError;

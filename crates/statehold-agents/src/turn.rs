@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize, Serializer};
 use statehold_core::command::Rejection;
 use statehold_engine::EngineError;
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 
 use crate::message::{AgentMessage, raw};
 use crate::runner::AgentRun;

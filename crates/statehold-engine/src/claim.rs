@@ -10,7 +10,7 @@ use statehold_core::request::{LiveStatus, OpenCall};
 use statehold_core::time::Timestamp;
 
 use crate::caller::{Caller, Role};
-use crate::commit::call::{Call, Committed};
+use crate::commit::call::{Call, DecidedCommit};
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -203,7 +203,7 @@ impl Engine {
     ) -> Result<Option<ClaimedRequest>, EngineError> {
         let call = Call::by(caller.clone());
         let command = Command::ClaimRequest { request, ttl_ms };
-        let fence = |made: &Committed<'_>| {
+        let fence = |made: &DecidedCommit<'_>| {
             let live = made.after.requests.get(&request);
             let running = live.filter(|live| live.status == LiveStatus::Running);
             Some(running.map(|live| live.fence))
@@ -212,7 +212,7 @@ impl Engine {
         let done = write.commit(&command, fence).await?;
         match done.view {
             Some(fence) => self
-                .handed_over(caller, session, request, fence)
+                .leased_request(caller, session, request, fence)
                 .await
                 .map(Some),
             None => Ok(None),
@@ -225,7 +225,7 @@ impl Engine {
     ///
     /// If the caller does not hold the lease, or the fence is stale because another worker has claimed
     /// the request since.
-    pub async fn handed_over(
+    pub async fn leased_request(
         &self,
         caller: &Caller,
         session: SessionId,

@@ -7,9 +7,9 @@
 
 mod addresses;
 pub mod api;
-mod ask;
 mod audit;
 mod background;
+pub mod bodies;
 mod caller;
 mod claim;
 mod commit;
@@ -18,9 +18,9 @@ mod error;
 mod feed;
 mod guard;
 mod holds;
-pub mod kept;
 mod keys;
 mod locks;
+mod open_hold;
 mod own_work;
 mod ports;
 mod read;
@@ -34,7 +34,6 @@ pub mod testing;
 mod users;
 
 pub use addresses::{Resumable, SigningSecret};
-pub use ask::{NewAction, NewAsk};
 pub use background::drafts::{DraftPiece, DraftReader, OpenDraft};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
@@ -53,6 +52,7 @@ pub use guard::sealed::OpenedArgs;
 pub use holds::{HoldDetail, HoldFilter, HoldGroup, Pending, PendingHold};
 pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
 pub use locks::Lock;
+pub use open_hold::{NewAction, NewAsk};
 pub use own_work::{Ended, Progress};
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use futures_util::future::BoxFuture;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::projection::EndedRequest;
 use statehold_core::request::{LiveRequest, RequestStatus};
@@ -375,54 +376,57 @@ impl Engine {
         ended.map(StoredRequest::Ended).ok_or(EngineError::NotFound)
     }
 
-    pub(crate) async fn request_detail(
-        &self,
-        caller: &Caller,
+    /// Boxed, so that the crates that call it do not compile it again.
+    pub(crate) fn request_detail<'a>(
+        &'a self,
+        caller: &'a Caller,
         session: SessionSummary,
         id: RequestId,
-    ) -> Result<RequestDetail, EngineError> {
-        let store = &self.inner().store;
-        let state = self.durable_state(session.id).await?;
-        let request = self.find_request(&state, id).await?;
-        let (task, started_by, ended_by) = match &request {
-            StoredRequest::Live(live) => (live.task, live.started_by, None),
-            StoredRequest::Ended(ended) => (ended.task, ended.started_by, Some(ended.ended_by)),
-        };
-        let live = request.live();
-        let (task, _) = self.find_task(&state, task).await?;
-        let started = self.record(session.id, started_by).await?;
-        let finished = match ended_by {
-            Some(seq) if seq == started_by => started.clone(),
-            Some(seq) => self.record(session.id, seq).await?,
-            None => None,
-        };
-        let mut holds = Vec::new();
-        if live.is_none_or(|live| live.holds_opened > 0) {
-            let rows = store.held_by(vec![id]).await?;
-            holds = self.hold_details(caller, rows).await?;
-            // A worker that kept its lease gets the decision by reading the request, not by a claim.
-            let lease = live.and_then(|live| live.lease);
-            // One person may have several keys: this key must have the worker role.
-            let is_worker = caller.works_for(&task.agent);
-            if is_worker && lease.is_some_and(|lease| lease.worker == caller.principal) {
-                self.open_for_worker(&mut holds);
+    ) -> BoxFuture<'a, Result<RequestDetail, EngineError>> {
+        Box::pin(async move {
+            let store = &self.inner().store;
+            let state = self.durable_state(session.id).await?;
+            let request = self.find_request(&state, id).await?;
+            let (task, started_by, ended_by) = match &request {
+                StoredRequest::Live(live) => (live.task, live.started_by, None),
+                StoredRequest::Ended(ended) => (ended.task, ended.started_by, Some(ended.ended_by)),
+            };
+            let live = request.live();
+            let (task, _) = self.find_task(&state, task).await?;
+            let started = self.record(session.id, started_by).await?;
+            let finished = match ended_by {
+                Some(seq) if seq == started_by => started.clone(),
+                Some(seq) => self.record(session.id, seq).await?,
+                None => None,
+            };
+            let mut holds = Vec::new();
+            if live.is_none_or(|live| live.holds_opened > 0) {
+                let rows = store.held_by(vec![id]).await?;
+                holds = self.hold_details(caller, rows).await?;
+                // A worker that kept its lease gets the decision by reading the request, not by a claim.
+                let lease = live.and_then(|live| live.lease);
+                // One person may have several keys: this key must have the worker role.
+                let is_worker = caller.works_for(&task.agent);
+                if is_worker && lease.is_some_and(|lease| lease.worker == caller.principal) {
+                    self.open_for_worker(&mut holds);
+                }
             }
-        }
-        let pending = self.pending_of(&state, state.holds_below(id)).await?;
-        let lease_until = self.inner().leases_of(&state).get(&id).copied();
-        let sees_hidden = caller.works_for(&task.agent) || caller.reads_all();
-        Ok(RequestDetail {
-            session,
-            task,
-            request,
-            started,
-            finished,
-            holds,
-            pending,
-            lease_until,
-            sees_hidden,
-            sees_answer: false,
-            revision: state.revision,
+            let pending = self.pending_of(&state, state.holds_below(id)).await?;
+            let lease_until = self.inner().leases_of(&state).get(&id).copied();
+            let sees_hidden = caller.works_for(&task.agent) || caller.reads_all();
+            Ok(RequestDetail {
+                session,
+                task,
+                request,
+                started,
+                finished,
+                holds,
+                pending,
+                lease_until,
+                sees_hidden,
+                sees_answer: false,
+                revision: state.revision,
+            })
         })
     }
 

@@ -12,15 +12,15 @@ use statehold_core::request::{AskedAbout, CallState, OpenCall};
 use statehold_core::session::SessionState;
 use statehold_store::StoredItem;
 
-use crate::ask::raw;
+use crate::bodies::{
+    ActionBody, DecisionBody, HoldBody, ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason,
+    RECONCILE_TITLE, parse, payload, to_bytes,
+};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::policy::Effective;
 use crate::guard::redact::{Preview, preview};
-use crate::kept::{
-    ActionBody, DecisionBody, HoldBody, ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason,
-    RECONCILE_TITLE, parse, payload, to_bytes,
-};
+use crate::open_hold::raw;
 
 /// How many items a search for a recorded call reads.
 pub(crate) const CALLS_LOOKED_AT: usize = 10_000;

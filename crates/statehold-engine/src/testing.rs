@@ -9,7 +9,7 @@ use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::view::View;
 
-use crate::commit::call::{Call, Committed, Receipt};
+use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
@@ -29,7 +29,7 @@ pub struct RawView {
 }
 
 impl RawView {
-    fn of(made: &Committed<'_>) -> Self {
+    fn of(made: &DecidedCommit<'_>) -> Self {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         Self {
             revision: made.after.revision,
@@ -76,7 +76,7 @@ pub async fn commit_both(
         ..SessionWrite::new(engine, call, session)
     };
     let before = (&write(first.1), first.0);
-    let view = |made: &Committed<'_>| Some(RawView::of(made));
+    let view = |made: &DecidedCommit<'_>| Some(RawView::of(made));
     write(second.1).commit_behind(before, second.0, view).await
 }
 

@@ -191,11 +191,11 @@ impl ChatCall {
         let input = self.turn_input(&agent, message);
         let opened = if let Some(session) = session {
             let decisions = self.chat.decisions().to_vec();
-            turn::take_up(&app.engine, &app.deliveries, input(session), decisions).await?
+            turn::open_turn(&app.engine, &app.deliveries, input(session), decisions).await?
         } else {
             let new = self.new_session(&agent)?;
             let opened =
-                turn::take_up_in_new_session(&app.engine, &app.deliveries, new, input).await;
+                turn::open_turn_in_new_session(&app.engine, &app.deliveries, new, input).await;
             let made = match &opened {
                 Ok(opened) => Some(opened.handle.session),
                 Err((_, made)) => *made,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use statehold_core::limits::ITEM_ATTACHMENTS_MAX;
-use statehold_engine::kept::{AttachmentBody, Raw};
+use statehold_engine::bodies::{AttachmentBody, Raw};
 
 use super::exchange::{StateNote, set_aside};
 use super::pause::RemotePause;

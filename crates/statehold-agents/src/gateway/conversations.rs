@@ -18,7 +18,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
 use statehold_core::memory::AgentPath;
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 
 use super::conversation_record::{self, ConversationLocks, ConversationRecord};
 use super::shared::{self, ExportedState, SharedContext};

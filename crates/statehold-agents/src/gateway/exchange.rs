@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::ids::RequestId;
 use statehold_core::item::{ItemKind, Role};
 use statehold_engine::StoredItem;
-use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse};
+use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse};
 
 use super::shared::{self, SharedContext};
 use super::state::StateRules;

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use statehold_core::ids::{ItemId, SessionId};
 use statehold_core::item::CallOutcome;
-use statehold_engine::kept::{HoldBody, Raw, parse};
+use statehold_engine::bodies::{HoldBody, Raw, parse};
 
 use super::agent_reply::{AgentReply, RemoteSession};
 use super::call_headers::{self, SessionHeader};

@@ -11,7 +11,7 @@ use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
 use statehold_core::ids::ItemId;
 use statehold_core::item::CallOutcome;
 use statehold_core::name::{Name, is_deceptive};
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 use statehold_engine::{NewAction, NewAsk, Schema};
 
 use crate::message::raw;

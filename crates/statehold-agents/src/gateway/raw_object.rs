@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::value::RawValue;
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 
 /// A JSON object with raw members.
 #[derive(Debug, Clone, Default)]

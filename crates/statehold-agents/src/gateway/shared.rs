@@ -4,7 +4,7 @@
 use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::scope::{Scope, StateKey};
-use statehold_engine::kept::{Raw, text_of};
+use statehold_engine::bodies::{Raw, text_of};
 
 use super::raw_object::RawObject;
 use crate::message::raw;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_engine::Schema;
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 
 use super::raw_object::RawObject;
 use crate::message::raw;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use statehold_core::digest::require_exact_numbers;
 use statehold_core::hold::Effect;
 use statehold_core::name::Name;
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 use statehold_engine::policy::Effective;
 use statehold_engine::{Engine, Schema};
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use statehold_core::ids::ItemId;
 use statehold_core::item::{CallMark, ItemKind, Role};
 use statehold_engine::StoredItem;
-use statehold_engine::kept::{AttachmentBody, ItemBody, Raw, parse, text_of, text_of_value};
+use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse, text_of, text_of_value};
 
 use crate::gateway::shared_block;
 use crate::history::{PastExchanges, newest_fitting};

@@ -4,7 +4,7 @@
 use statehold_core::command::Rejection;
 use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::{HoldId, ItemId};
-use statehold_engine::kept::{DecisionBody, Raw, parse};
+use statehold_engine::bodies::{DecisionBody, Raw, parse};
 use statehold_engine::{EngineError, HoldDetail, NewAsk};
 
 use super::child::step_mismatch;

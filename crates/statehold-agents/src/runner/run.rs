@@ -14,7 +14,7 @@ use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
 use statehold_core::scope::StateKey;
 use statehold_engine::api::leased::{ClaimedTurn, LeasedRequest, WriteBatch};
-use statehold_engine::kept::{ItemBody, Raw};
+use statehold_engine::bodies::{ItemBody, Raw};
 use statehold_engine::{Credential, Engine, EngineError, HoldDetail};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 

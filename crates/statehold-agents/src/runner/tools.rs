@@ -19,7 +19,7 @@ use statehold_core::hold::{CallTarget, HoldKind, HoldStatus};
 use statehold_core::ids::{HoldId, ItemId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark};
 use statehold_core::request::{CallState, OpenCall};
-use statehold_engine::kept::{ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason, Raw};
+use statehold_engine::bodies::{ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason, Raw};
 use statehold_engine::{EngineError, HoldDetail};
 
 use super::child::step_mismatch;

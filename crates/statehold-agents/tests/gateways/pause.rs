@@ -8,7 +8,7 @@ use statehold_agents::spec::ChatMemory;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::ids::RequestId;
 use statehold_core::item::{CallMark, CallOutcome, ItemKind};
-use statehold_engine::kept::{HoldBody, parse};
+use statehold_engine::bodies::{HoldBody, parse};
 use statehold_engine::{HoldDetail, testing};
 use statehold_fakes::chat::streamed;
 use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest};

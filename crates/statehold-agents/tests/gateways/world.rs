@@ -13,7 +13,7 @@ use statehold_core::item::ItemKind;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
-use statehold_engine::kept::{ItemBody, parse};
+use statehold_engine::bodies::{ItemBody, parse};
 use statehold_engine::{HoldDetail, RequestDetail, testing};
 use statehold_fakes::FakeService;
 

@@ -10,7 +10,7 @@ use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_core::request::LiveStatus;
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
-use statehold_engine::kept::{HoldBody, parse};
+use statehold_engine::bodies::{HoldBody, parse};
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
 use statehold_engine::{HoldDetail, PathRule};
 use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};

@@ -11,7 +11,7 @@ use statehold_agents::spec::{
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::request::RequestOutcome;
 use statehold_engine::RequestDetail;
-use statehold_engine::kept::{AttachmentBody, ItemBody};
+use statehold_engine::bodies::{AttachmentBody, ItemBody};
 use statehold_engine::policy::Policies;
 use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};
 use statehold_fakes::tools::{ToolServer, tool};

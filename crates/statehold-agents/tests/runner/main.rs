@@ -151,7 +151,7 @@ async fn what_can_never_be_done_ends_the_turn_instead_of_being_tried_for_ever() 
     let ended = rig.ended(request).await;
     assert_eq!(error(&ended)["code"], "limit_reached");
     // The input is erased.
-    let nothing = statehold_engine::kept::ItemBody::default();
+    let nothing = statehold_engine::bodies::ItemBody::default();
     let request = rig.ask_body(session, "loop", &nothing, &[]).await;
     let ended = rig.ended(request).await;
     assert_eq!(error(&ended)["code"], "input_erased");

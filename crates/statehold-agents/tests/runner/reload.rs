@@ -17,7 +17,7 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::ItemKind;
 use statehold_core::record::CommandName;
 use statehold_core::request::{LiveStatus, RequestOutcome};
-use statehold_engine::kept::{ItemBody, parse};
+use statehold_engine::bodies::{ItemBody, parse};
 use statehold_engine::policy::Policies;
 use statehold_engine::{api, testing};
 use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};

@@ -16,7 +16,7 @@ use statehold_core::name::Name;
 use statehold_core::record::{CommandName, Event};
 use statehold_core::task::CloseOn;
 use statehold_engine::api::leased::LeasedRequest;
-use statehold_engine::kept::{AttachmentBody, ItemBody, to_bytes};
+use statehold_engine::bodies::{AttachmentBody, ItemBody, to_bytes};
 use statehold_engine::policy::Policies;
 use statehold_engine::{
     Call, Caller, Claim, ClaimedRequest, Engine, EngineError, EngineOptions, MemoryKeys,
@@ -298,7 +298,7 @@ pub(crate) fn said(text: &str, payloads: &mut statehold_engine::Payloads) -> Out
 }
 
 fn words(body: Option<&[u8]>) -> String {
-    let body: ItemBody = statehold_engine::kept::parse(body);
+    let body: ItemBody = statehold_engine::bodies::parse(body);
     let content = body.content.expect("content");
     serde_json::from_str(content.get()).expect("text")
 }

@@ -10,7 +10,7 @@ use statehold_agents::runner::{CommitPhase, StepKind};
 use statehold_agents::scratch::{EngineFactory, Scratch};
 use statehold_core::hold::{DecisionKind, Effect, HoldKind};
 use statehold_core::ids::RequestId;
-use statehold_engine::kept::{HoldBody, RECONCILE_TITLE, parse};
+use statehold_engine::bodies::{HoldBody, RECONCILE_TITLE, parse};
 use statehold_engine::policy::{AgentPolicy, Approval, OnNoAnswer, Policies, ToolPolicy};
 use statehold_engine::{Caller, Engine, EngineOptions, HoldDetail, MemoryKeys, SystemClock};
 use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};

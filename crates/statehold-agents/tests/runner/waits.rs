@@ -122,7 +122,7 @@ async fn said(
         credential: None,
         decides_elsewhere: false,
     };
-    let opened = turn::take_up(engine, log, input, Vec::new()).await?;
+    let opened = turn::open_turn(engine, log, input, Vec::new()).await?;
     let deadline = tokio::time::Instant::now() + Duration::from_mins(1);
     let snapshot = opened.handle.outcome(deadline).await?;
     let account = opened.handle.account(&snapshot).await?;

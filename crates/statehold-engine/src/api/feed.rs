@@ -13,13 +13,13 @@ use tokio::sync::watch;
 use super::hold::HoldView;
 use super::item::ItemView;
 use super::json::{Time, to_body};
+use crate::bodies::{HoldBody, parse};
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::feed::{Delta, FeedEntry, SessionFeed, SessionNews};
 use crate::guard::access::{require_hold_reader, require_lister};
 use crate::holds::HoldNews;
-use crate::kept::{HoldBody, parse};
 
 pub use crate::holds::HoldPosition;
 

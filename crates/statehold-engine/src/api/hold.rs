@@ -20,7 +20,7 @@ use super::item::ItemInput;
 use super::item::write::{call_targets, new_items};
 use super::json::to_body;
 use super::request::{parse_name, repeated};
-use crate::ask::{NewAction, NewAsk, open_hold};
+use crate::bodies::{HoldBody, RECONCILE_TITLE, Raw, parse};
 use crate::caller::Caller;
 use crate::commit::call::{Call, Receipt};
 use crate::commit::write::SessionWrite;
@@ -29,7 +29,7 @@ use crate::error::EngineError;
 use crate::guard::access::require_hold_reader;
 use crate::guard::policy::parse_decide_by;
 use crate::holds::HoldFilter;
-use crate::kept::{HoldBody, RECONCILE_TITLE, Raw, parse};
+use crate::open_hold::{NewAction, NewAsk, open_hold};
 use crate::read::Page;
 
 pub use action::ActionView;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use statehold_core::time::Timestamp;
 
-pub use crate::kept::{Raw, to_bytes as to_body};
+pub use crate::bodies::{Raw, to_bytes as to_body};
 
 /// A point in time as a view shows it: RFC 3339 in UTC with microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -20,19 +20,19 @@ use statehold_core::session::SessionState;
 use statehold_core::view::View;
 use statehold_store::{MemoryPage, MemoryQuery, StateValue, StoredRecord};
 
-use crate::ask::{NewAsk, open_hold};
+use crate::bodies::{ItemBody, to_bytes};
 use crate::caller::Caller;
 use crate::claim::ClaimedRequest;
 use crate::commit::attempt::Durability;
-use crate::commit::call::{Call, Committed};
+use crate::commit::call::{Call, DecidedCommit};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
 use crate::holds::{HoldDetail, Pending};
-use crate::kept::{ItemBody, to_bytes};
 use crate::locks::Lock;
+use crate::open_hold::{NewAsk, open_hold};
 use crate::own_work::{Ended, Progress};
 use crate::read::{ItemPage, RequestDetail};
 
@@ -275,7 +275,7 @@ impl LeasedRequest {
     /// If the lease is lost, a policy forbids an item, or the core refuses.
     pub async fn append(&self, batch: WriteBatch) -> Result<Vec<ItemId>, EngineError> {
         let (command, payloads) = batch.append_to(self.ids.fenced());
-        let ids = |made: &Committed<'_>| Some(item_ids(made));
+        let ids = |made: &DecidedCommit<'_>| Some(item_ids(made));
         Ok(self.write(payloads).commit(&command, ids).await?.view)
     }
 
@@ -294,7 +294,7 @@ impl LeasedRequest {
         let (append, payloads) = first.append_to(by);
         let first = self.write(payloads);
         let (command, payloads) = batch.append_to(by);
-        let ids = |made: &Committed<'_>| Some(item_ids(made));
+        let ids = |made: &DecidedCommit<'_>| Some(item_ids(made));
         let write = self.write(payloads);
         write.commit_behind((&first, &append), &command, ids).await
     }
@@ -334,7 +334,7 @@ impl LeasedRequest {
             let turn = ClaimedTurn::decided(&self.engine, &self.call, &state, started, durability);
             turn.into_iter().for_each(lease.hand_over);
         };
-        let id = |made: &Committed<'_>| {
+        let id = |made: &DecidedCommit<'_>| {
             let id = made.record.content.started_request()?;
             if lease.is_some() {
                 *decided.lock() = Some((made.after.clone(), (id, made.stored())));
@@ -608,7 +608,7 @@ impl LeasedRequest {
     }
 }
 
-fn item_ids(made: &Committed<'_>) -> Vec<ItemId> {
+fn item_ids(made: &DecidedCommit<'_>) -> Vec<ItemId> {
     let events = made.record.content.events.iter();
     let items = events.flat_map(|event| match event {
         Event::ItemsAppended { items, .. } => items.as_slice(),

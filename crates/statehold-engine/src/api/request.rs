@@ -15,15 +15,15 @@ use statehold_core::scope::Scope;
 use super::item::write::{first_items, message, names_recorded_calls, next_items};
 use super::item::{ItemInput, ItemRef};
 use super::state::StatePatchInput;
+use crate::bodies::{ItemBody, parse};
 use crate::caller::Caller;
-use crate::commit::call::{Call, Committed, Receipt};
+use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
 use crate::guard::rights::{self, Act};
-use crate::kept::{ItemBody, parse};
 
 pub use input::{
     AppendInput, ClaimInput, CompleteInput, EmptyInput, FailInput, HeartbeatInput, LeaseInput,
@@ -65,7 +65,7 @@ pub async fn start(
     };
     let agent_view = act != Act::Start;
     let command = start_command(&mut write, agent, input)?;
-    let view = |made: &Committed<'_>| {
+    let view = |made: &DecidedCommit<'_>| {
         let started = made.record.content.started_request()?;
         RequestView::of_commit(made, started, agent_view)
     };
@@ -203,7 +203,7 @@ pub async fn append(
         .await
 }
 
-fn items_written(made: &Committed<'_>) -> ItemsWritten {
+fn items_written(made: &DecidedCommit<'_>) -> ItemsWritten {
     let content = &made.record.content;
     let items = content.events.iter().filter_map(|event| match event {
         Event::ItemsAppended { items, .. } => Some(items),
@@ -313,7 +313,7 @@ pub async fn cancel(
 ) -> Result<Receipt<RequestView>, EngineError> {
     rights::require_role(&call.caller, &Act::CancelRequest(request))?;
     let session = engine.session_of_request(request).await?;
-    let view = |made: &Committed<'_>| RequestView::of_commit(made, request, false);
+    let view = |made: &DecidedCommit<'_>| RequestView::of_commit(made, request, false);
     SessionWrite::new(engine, call, session)
         .commit(&Command::CancelRequest { request }, view)
         .await

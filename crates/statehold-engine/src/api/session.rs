@@ -23,7 +23,7 @@ use super::json::{raw_bytes, to_body};
 use super::request::{agent_name, parse_name};
 use super::state::StatePatchInput;
 use crate::caller::Caller;
-use crate::commit::call::{Call, Committed, Receipt};
+use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, entropy};
@@ -67,7 +67,7 @@ pub async fn create(
     let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
     let command = create_command(&owner, &input, &mut write.payloads)?;
     let labels = input.labels.filter(|labels| !labels.is_empty());
-    let view = |made: &Committed<'_>| {
+    let view = |made: &DecidedCommit<'_>| {
         let content = &made.record.content;
         let summary = SessionSummary {
             place: 0,
@@ -286,7 +286,7 @@ async fn patch_once(
     let ttl = new_ttl(changes)?;
     let command = Command::PatchSession { labels, name, ttl };
     let user = engine.user_name(&owner.tenant, owner.user).await?;
-    let view = |made: &Committed<'_>| {
+    let view = |made: &DecidedCommit<'_>| {
         let summary = SessionSummary {
             ttl: made.after.ttl,
             ..after_commit(&summary, made)
@@ -337,7 +337,7 @@ fn merge_labels(
 }
 
 /// A session as a commit leaves it.
-fn after_commit(before: &SessionSummary, made: &Committed<'_>) -> SessionSummary {
+fn after_commit(before: &SessionSummary, made: &DecidedCommit<'_>) -> SessionSummary {
     let content = &made.record.content;
     SessionSummary {
         status: made.after.status(),
@@ -363,7 +363,7 @@ pub async fn close(
     let summary = engine.session(&call.caller, session).await?;
     let owner = &summary.owner;
     let user = engine.user_name(&owner.tenant, owner.user).await?;
-    let view = |made: &Committed<'_>| {
+    let view = |made: &DecidedCommit<'_>| {
         let summary = after_commit(&summary, made);
         Some(SessionView::of(&summary, user.clone()))
     };

@@ -14,7 +14,7 @@ use statehold_core::scope::{Scope, StateKey};
 use super::json::raw_bytes;
 use super::request::parse_name;
 use crate::caller::Caller;
-use crate::commit::call::{Call, Committed, Receipt};
+use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -118,7 +118,7 @@ async fn patch_temp(
     Ok(Receipt::uncommitted(session, revision, written))
 }
 
-fn state_written(made: &Committed<'_>) -> StateWritten {
+fn state_written(made: &DecidedCommit<'_>) -> StateWritten {
     let content = &made.record.content;
     let versions = content.events.iter().filter_map(|event| match event {
         Event::StatePut { key, .. } => Some((key.to_string(), content.seq)),

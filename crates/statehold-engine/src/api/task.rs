@@ -16,7 +16,7 @@ use super::hold::{PendingHoldView, pending_views};
 use super::item::ItemView;
 use super::json::{Raw, raw_bytes};
 use crate::caller::{Caller, Role};
-use crate::commit::call::{Call, Committed, Receipt};
+use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -170,7 +170,7 @@ async fn end(
     command: Command,
 ) -> Result<Receipt<TaskEnded>, EngineError> {
     let session = engine.session_of_task(task).await?;
-    let view = |made: &Committed<'_>| {
+    let view = |made: &DecidedCommit<'_>| {
         let mut closed = made.changes.closed_tasks.iter();
         let closed = closed.find(|closed| closed.task.id == task);
         Some(TaskEnded {

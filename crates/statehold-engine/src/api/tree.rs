@@ -17,10 +17,10 @@ use statehold_store::HoldSummary;
 use utoipa::ToSchema;
 
 use super::hold::{HoldRef, title_of};
+use crate::bodies::payload;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::kept::payload;
 
 /// Number of records read at a time, backwards.
 const STEP: u64 = 200;

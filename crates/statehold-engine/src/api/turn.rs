@@ -1,8 +1,8 @@
 //! Chat turns: a message of a user to an agent, and the answer that comes back.
 //!
-//! A chat surface turns its protocol into a [`TurnInput`] and calls [`take_up`], which gives it a
+//! A chat surface turns its protocol into a [`TurnInput`] and calls [`open_turn`], which gives it a
 //! [`TurnHandle`] to follow: pieces of the answer, pauses, the end. Clients repeat calls whose answer they
-//! have lost, so `take_up` looks first for the turn that a call is about, and a [`DeliveryLog`] remembers
+//! have lost, so `open_turn` looks first for the turn that a call is about, and a [`DeliveryLog`] remembers
 //! which answers have not arrived yet.
 
 mod account;
@@ -29,15 +29,15 @@ use super::item::write::output;
 use super::json::{Raw, raw_text};
 use super::session::SessionInput;
 use super::{request, session as sessions};
+use crate::bodies::{AttachmentBody, ItemBody};
 use crate::caller::{Caller, Role, Roles};
-use crate::commit::call::{Call, Committed, Receipt};
+use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
 use crate::guard::rights::Act;
-use crate::kept::{AttachmentBody, ItemBody};
 use crate::locks::KeyLock;
 
 pub use super::hold::TurnDecision;
@@ -204,7 +204,7 @@ fn as_client(caller: &Caller) -> Caller {
 /// # Errors
 ///
 /// If the caller may not, a decision or an answer is refused, or the core refuses the start.
-pub async fn take_up(
+pub async fn open_turn(
     engine: &Engine,
     log: &Arc<DeliveryLog>,
     input: TurnInput,
@@ -230,8 +230,8 @@ pub async fn take_up(
 ///
 /// # Errors
 ///
-/// As [`sessions::create`] and [`take_up`]; with the session, if it is there.
-pub async fn take_up_in_new_session(
+/// As [`sessions::create`] and [`open_turn`]; with the session, if it is there.
+pub async fn open_turn_in_new_session(
     engine: &Engine,
     log: &Arc<DeliveryLog>,
     (call, new): (Call, SessionInput),
@@ -246,7 +246,7 @@ pub async fn take_up_in_new_session(
     let work = async move {
         let created = sessions::create(&own, &call, new).await;
         let session = created.map_err(|error| (error, None))?.view.id;
-        let opened = take_up(&own, &log, input(session), Vec::new()).await;
+        let opened = open_turn(&own, &log, input(session), Vec::new()).await;
         drop(lock);
         opened.map_err(|error| (error, Some(session)))
     };
@@ -330,7 +330,7 @@ async fn start_turn(
     (start, payloads): (StartRequest, Payloads),
 ) -> Result<Receipt<StartedTurn>, EngineError> {
     let session = input.session;
-    let view = |made: &Committed<'_>| {
+    let view = |made: &DecidedCommit<'_>| {
         let request = made.record.content.started_request()?;
         let task = made.after.requests.get(&request)?.task;
         if let Some(log) = log {

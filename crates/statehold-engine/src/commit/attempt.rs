@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use statehold_core::command::{Command, Outcome};
 use statehold_core::record::Record;
 use statehold_core::session::SessionState;
 use statehold_store::{Answer, Commit, StoreError};
 use tokio::sync::{oneshot, watch};
 
-use super::call::{Committed, Receipt};
+use super::call::{DecidedCommit, Receipt};
 use super::effects::Effects;
 use super::idempotency::KEPT_MS;
 use super::mailbox::{Head, Mailbox};
@@ -81,7 +82,7 @@ impl Durability {
 }
 
 /// A command that is decided, and not in line yet.
-pub(super) struct Ready {
+pub(super) struct PreparedCommit {
     pub(super) commit: Commit,
     body: Vec<u8>,
     credential: Option<PendingCredential>,
@@ -91,16 +92,16 @@ pub(super) struct Ready {
 }
 
 /// A command that is in line to become durable.
-pub(super) struct InLine {
+pub(super) struct QueuedCommit {
     receipt: Receipt<()>,
-    pub(super) told: oneshot::Receiver<Result<u64, StoreError>>,
+    pub(super) confirmed: oneshot::Receiver<Result<u64, StoreError>>,
     pub(super) durability: Durability,
 }
 
 impl Submission<'_> {
-    fn call_on_decided(&self, in_line: &InLine) {
+    fn call_on_decided(&self, queued: &QueuedCommit) {
         if let Some(on_decided) = self.write.on_decided {
-            on_decided(in_line.durability.clone());
+            on_decided(queued.durability.clone());
         }
     }
 }
@@ -108,92 +109,97 @@ impl Submission<'_> {
 impl Engine {
     /// Decides a command, again if a commit below it fails, and waits until it is durable. The command
     /// `behind` it is in line by then, if the engine could decide it.
-    pub(super) async fn attempt(
-        &self,
-        submission: &Submission<'_>,
-        behind: Option<&Submission<'_>>,
-    ) -> Result<(Receipt<()>, Option<InLine>), EngineError> {
-        let (session, command) = (submission.write.session, submission.command);
-        let is_new = matches!(command, Command::CreateSession { .. });
-        let mailbox = if is_new {
-            self.mailbox_of_new(session)
-        } else {
-            self.mailbox(session).await?
-        };
-        for _ in 0..RETRIES_MAX {
-            let mut head = mailbox.head(self.inner(), is_new).await?;
-            // If the lease was lost with a failed commit, another worker may have the same fence now.
-            if let Some(lease) = submission.write.lease.filter(|lease| lease.may_lack(&head)) {
-                drop(head);
-                if !lease.wait().await {
-                    return Err(EngineError::NotFound);
-                }
-                continue;
-            }
-            // The store knows an object that has ended only when the commit that ended it is durable.
-            if head.is_missing(&command.named()) && !head.settled().await {
-                continue;
-            }
-            let (record, late) = match self.decide(head.state(), submission).await {
-                Ok(Outcome::Commit(record)) => (record, None),
-                Ok(Outcome::CommitThenRefuse(record, late)) => (record, Some(late)),
-                Ok(Outcome::AlreadyDone { revision }) => {
-                    if !head.release_settled().await {
-                        continue;
-                    }
-                    let again = self.answer_again(session, submission.answer, revision);
-                    return Ok((again.await?, None));
-                }
-                Err(error) => {
-                    if !head.release_settled().await {
-                        continue;
-                    }
-                    return Err(error);
-                }
-            };
-            let mut ready = self.prepare(head.state(), submission, record, late.is_none())?;
-            let claim = match behind {
-                None if late.is_none() => self.pending_claim(submission, &ready.commit),
-                _ => None,
-            };
-            // Both are decided before the first is in line, so that one write to the disk takes both.
-            let next = if late.is_none() && (behind.is_some() || claim.is_some()) {
-                Box::pin(self.decide_next(&ready.commit, behind, claim)).await
+    /// Boxed, so that the crates that call it do not compile it again.
+    pub(super) fn attempt<'b>(
+        &'b self,
+        submission: &'b Submission<'b>,
+        behind: Option<&'b Submission<'b>>,
+    ) -> BoxFuture<'b, Result<(Receipt<()>, Option<QueuedCommit>), EngineError>> {
+        Box::pin(async move {
+            let (session, command) = (submission.write.session, submission.command);
+            let is_new = matches!(command, Command::CreateSession { .. });
+            let mailbox = if is_new {
+                self.mailbox_of_new(session)
             } else {
-                None
+                self.mailbox(session).await?
             };
-            ready.is_followed |= next.is_some();
-            // In a box, like the next one: a commit is large, and the future of every call contains it.
-            let in_line = Box::pin(self.put_in_line(&mailbox, &mut head, ready)).await?;
-            let next = match next {
-                Some(next) => Box::pin(self.put_next(&mailbox, &mut head, next)).await,
-                None => None,
-            };
-            drop(head);
-            if late.is_none() {
-                submission.call_on_decided(&in_line);
-            }
-            if let (Some(behind), Some(next)) = (behind, &next) {
-                behind.call_on_decided(next);
-            }
-            let InLine { receipt, told, .. } = in_line;
-            match (told.await.unwrap_or(Err(StoreError::Stopped)), late) {
-                (Ok(_), None) => return Ok((receipt, next)),
-                (Ok(_), Some(late)) => return Err(late.into()),
-                (Err(StoreError::Conflict { .. }), _) => {}
-                (Err(StoreError::KeyTaken { .. }), _) => {
-                    if let Some(key) = submission.write.call.key
-                        && let Some(kept) = self.kept_answer(session, key).await?
-                    {
-                        return Ok((kept, None));
+            for _ in 0..RETRIES_MAX {
+                let mut head = mailbox.head(self.inner(), is_new).await?;
+                // If the lease was lost with a failed commit, another worker may have the same fence now.
+                if let Some(lease) = submission.write.lease.filter(|lease| lease.may_lack(&head)) {
+                    drop(head);
+                    if !lease.wait().await {
+                        return Err(EngineError::NotFound);
                     }
+                    continue;
                 }
-                (Err(error), _) => return Err(error.into()),
+                // The store knows an object that has ended only when the commit that ended it is durable.
+                if head.is_missing(&command.named()) && !head.is_durable().await {
+                    continue;
+                }
+                let (record, late) = match self.decide(head.state(), submission).await {
+                    Ok(Outcome::Commit(record)) => (record, None),
+                    Ok(Outcome::CommitThenRefuse(record, late)) => (record, Some(late)),
+                    Ok(Outcome::AlreadyDone { revision }) => {
+                        if !head.release_until_durable().await {
+                            continue;
+                        }
+                        let again = self.answer_again(session, submission.answer, revision);
+                        return Ok((again.await?, None));
+                    }
+                    Err(error) => {
+                        if !head.release_until_durable().await {
+                            continue;
+                        }
+                        return Err(error);
+                    }
+                };
+                let mut ready = self.prepare(head.state(), submission, record, late.is_none())?;
+                let claim = match behind {
+                    None if late.is_none() => self.pending_claim(submission, &ready.commit),
+                    _ => None,
+                };
+                // Both are decided before the first is in line, so that one write to the disk takes both.
+                let next = if late.is_none() && (behind.is_some() || claim.is_some()) {
+                    Box::pin(self.decide_next(&ready.commit, behind, claim)).await
+                } else {
+                    None
+                };
+                ready.is_followed |= next.is_some();
+                // In a box, like the next one: a commit is large, and the future of every call contains it.
+                let queued = Box::pin(self.enqueue(&mailbox, &mut head, ready)).await?;
+                let next = match next {
+                    Some(next) => Box::pin(self.put_next(&mailbox, &mut head, next)).await,
+                    None => None,
+                };
+                drop(head);
+                if late.is_none() {
+                    submission.call_on_decided(&queued);
+                }
+                if let (Some(behind), Some(next)) = (behind, &next) {
+                    behind.call_on_decided(next);
+                }
+                let QueuedCommit {
+                    receipt, confirmed, ..
+                } = queued;
+                match (confirmed.await.unwrap_or(Err(StoreError::Stopped)), late) {
+                    (Ok(_), None) => return Ok((receipt, next)),
+                    (Ok(_), Some(late)) => return Err(late.into()),
+                    (Err(StoreError::Conflict { .. }), _) => {}
+                    (Err(StoreError::KeyTaken { .. }), _) => {
+                        if let Some(key) = submission.write.call.key
+                            && let Some(kept) = self.kept_answer(session, key).await?
+                        {
+                            return Ok((kept, None));
+                        }
+                    }
+                    (Err(error), _) => return Err(error.into()),
+                }
             }
-        }
-        Err(EngineError::TooMany(
-            "the session changes too fast to decide; try again",
-        ))
+            Err(EngineError::TooMany(
+                "the session changes too fast to decide; try again",
+            ))
+        })
     }
 
     /// The commit of a record, and the answer that its caller gets. A command that is refused after
@@ -204,7 +210,7 @@ impl Engine {
         submission: &Submission<'_>,
         record: Record,
         is_done: bool,
-    ) -> Result<Ready, EngineError> {
+    ) -> Result<PreparedCommit, EngineError> {
         let Submission { write, command, .. } = submission;
         let bodies = submission.payloads.of(&record);
         let mut commit = Commit::new(before, record, bodies)
@@ -216,7 +222,7 @@ impl Engine {
             let credentials = &self.inner().credentials;
             credentials.keep((credential, &write.call.caller), command, &commit)
         });
-        let mut ready = Ready {
+        let mut ready = PreparedCommit {
             credential: credential.transpose()?,
             body: Vec::new(),
             key_lock: submission.key_lock.clone(),
@@ -227,7 +233,7 @@ impl Engine {
             return Ok(ready);
         }
         let commit = &mut ready.commit;
-        ready.body = (submission.answer)(&Committed {
+        ready.body = (submission.answer)(&DecidedCommit {
             before,
             after: &commit.after,
             record: &commit.record,
@@ -247,13 +253,13 @@ impl Engine {
 
     /// Puts a command in line that was decided on the head, which it replaces. It becomes durable also if
     /// its caller goes away.
-    pub(super) async fn put_in_line(
+    pub(super) async fn enqueue(
         &self,
         mailbox: &Arc<Mailbox>,
         head: &mut Head<'_>,
-        ready: Ready,
-    ) -> Result<InLine, EngineError> {
-        let Ready {
+        ready: PreparedCommit,
+    ) -> Result<QueuedCommit, EngineError> {
+        let PreparedCommit {
             commit,
             body,
             credential,
@@ -275,7 +281,7 @@ impl Engine {
         // From here to the spawned task there is no await: a caller that goes away cannot leave a
         // head that builds on a commit without a task that waits for it.
         head.advance(Arc::clone(&after));
-        let (tell, told) = oneshot::channel();
+        let (confirm, confirmed) = oneshot::channel();
         let (settle, settled) = watch::channel(None);
         let failures = head.failures();
         let (engine, mailbox) = (self.clone(), Arc::clone(mailbox));
@@ -298,11 +304,11 @@ impl Engine {
             drop(key_lock);
             settle.send_replace(Some(result.is_ok()));
             // The caller may have gone away. The commit stays.
-            drop(tell.send(result));
+            drop(confirm.send(result));
         });
-        Ok(InLine {
+        Ok(QueuedCommit {
             receipt,
-            told,
+            confirmed,
             durability: Durability { settled, failures },
         })
     }

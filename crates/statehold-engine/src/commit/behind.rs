@@ -7,9 +7,9 @@ use statehold_core::command::{Command, Outcome};
 use statehold_core::session::SessionState;
 use statehold_store::{Commit, StoreError};
 
-use super::attempt::{InLine, Ready, Submission};
+use super::attempt::{PreparedCommit, QueuedCommit, Submission};
 use super::auto_claim::PendingClaim;
-use super::call::Committed;
+use super::call::DecidedCommit;
 use super::mailbox::{Head, Mailbox, is_missing};
 use super::write::SessionWrite;
 use crate::engine::Engine;
@@ -18,7 +18,7 @@ use crate::locks::Lock;
 
 /// The second command, decided; with its claim, if it claims the request that the first one starts.
 pub(super) struct Next {
-    ready: Ready,
+    ready: PreparedCommit,
     claim: Option<PendingClaim>,
 }
 
@@ -34,10 +34,10 @@ impl SessionWrite<'_> {
         &self,
         (first, first_command): (&SessionWrite<'_>, &Command),
         command: &Command,
-        view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
+        view: impl Fn(&DecidedCommit<'_>) -> Option<V> + Send + Sync,
     ) -> Result<V, EngineError> {
         let made = Lock::default();
-        let answer = |committed: &Committed<'_>| {
+        let answer = |committed: &DecidedCommit<'_>| {
             *made.lock() = view(committed);
             Vec::new()
         };
@@ -45,11 +45,11 @@ impl SessionWrite<'_> {
         self.require_role(command)?;
         let first = Submission::new(first, first_command, &|_| Vec::new());
         let second = Submission::new(self, command, &answer);
-        let told = match self.engine.attempt(&first, Some(&second)).await?.1 {
-            Some(behind) => Some(behind.told.await.unwrap_or(Err(StoreError::Stopped))),
+        let confirmed = match self.engine.attempt(&first, Some(&second)).await?.1 {
+            Some(behind) => Some(behind.confirmed.await.unwrap_or(Err(StoreError::Stopped))),
             None => None,
         };
-        match told {
+        match confirmed {
             Some(Ok(_)) => {}
             // The second command was not queued behind the first, or the store certainly did not commit
             // it: decide it again, alone.
@@ -93,15 +93,15 @@ impl Engine {
         mailbox: &Arc<Mailbox>,
         head: &mut Head<'_>,
         next: Box<Next>,
-    ) -> Option<InLine> {
+    ) -> Option<QueuedCommit> {
         let Next { ready, claim } = *next;
-        let in_line = self.put_in_line(mailbox, head, ready).await.ok()?;
+        let queued = self.enqueue(mailbox, head, ready).await.ok()?;
         match claim {
             Some(claim) => {
-                claim.send(self, head.state(), in_line.durability);
+                claim.send(self, head.state(), queued.durability);
                 None
             }
-            None => Some(in_line),
+            None => Some(queued),
         }
     }
 
@@ -111,7 +111,7 @@ impl Engine {
         &self,
         state: &SessionState,
         submission: &Submission<'_>,
-    ) -> Option<Ready> {
+    ) -> Option<PreparedCommit> {
         if is_missing(state, &submission.command.named()) {
             return None;
         }

@@ -39,7 +39,7 @@ impl Call {
 
 /// A decided command, for the view of it. Not durable yet; the answer waits for that.
 #[derive(Debug)]
-pub(crate) struct Committed<'a> {
+pub(crate) struct DecidedCommit<'a> {
     /// The state before.
     pub(crate) before: &'a SessionState,
     /// The state after.
@@ -51,7 +51,7 @@ pub(crate) struct Committed<'a> {
     pub(super) payloads: &'a Payloads,
 }
 
-impl Committed<'_> {
+impl DecidedCommit<'_> {
     /// The record with its payloads.
     pub(crate) fn stored(&self) -> StoredRecord {
         self.payloads.stored(self.record)

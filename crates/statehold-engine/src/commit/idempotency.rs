@@ -11,7 +11,7 @@ use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::session::SessionState;
 
-use super::call::{Committed, Receipt};
+use super::call::{DecidedCommit, Receipt};
 use super::payloads::Payloads;
 use super::write::WriteAnswer;
 use crate::engine::Engine;
@@ -117,7 +117,7 @@ impl Engine {
         let mut after = before.clone();
         statehold_core::apply::apply(&mut after, &stored.record);
         let changes = statehold_core::projection::changes(&before, &stored.record, &after);
-        let body = answer(&Committed {
+        let body = answer(&DecidedCommit {
             before: &before,
             after: &after,
             record: &stored.record,
@@ -143,7 +143,7 @@ impl Engine {
     pub(crate) async fn lock_session(&self, session: SessionId) -> Result<KeyLock, EngineError> {
         let key = digest(&[b"turn", session.to_string().as_bytes()]);
         let lock = self.inner().in_flight.lock(key).await;
-        self.wait_settled(session).await?;
+        self.wait_durable(session).await?;
         Ok(lock)
     }
 

@@ -79,20 +79,20 @@ impl Head<'_> {
 
     /// Waits until the state is durable. False if a commit before it failed: a decision on this state means
     /// nothing then.
-    pub(super) async fn settled(&mut self) -> bool {
+    pub(super) async fn is_durable(&mut self) -> bool {
         let (revision, failures) = (self.newest.state.revision, self.newest.failures);
-        settled(&mut self.durable, revision, failures).await
+        is_durable(&mut self.durable, revision, failures).await
     }
 
-    /// Like [`Head::settled`], and lets other commands be decided meanwhile.
-    pub(crate) async fn release_settled(self) -> bool {
+    /// Like [`Head::is_durable`], and lets other commands be decided meanwhile.
+    pub(crate) async fn release_until_durable(self) -> bool {
         let (revision, failures) = (self.newest.state.revision, self.newest.failures);
         let Self {
             newest,
             mut durable,
         } = self;
         drop(newest);
-        settled(&mut durable, revision, failures).await
+        is_durable(&mut durable, revision, failures).await
     }
 
     /// Whether an act or a command names something that is not live.
@@ -101,7 +101,7 @@ impl Head<'_> {
     }
 }
 
-async fn settled(durable: &mut watch::Receiver<Durable>, revision: u64, failures: u64) -> bool {
+async fn is_durable(durable: &mut watch::Receiver<Durable>, revision: u64, failures: u64) -> bool {
     let now = durable
         .wait_for(|durable| durable.failures != failures || durable.revision >= revision)
         .await;
@@ -296,10 +296,10 @@ impl Engine {
     }
 
     /// Waits until every commit of a session that is in flight has become durable or failed.
-    pub(super) async fn wait_settled(&self, session: SessionId) -> Result<(), EngineError> {
+    pub(super) async fn wait_durable(&self, session: SessionId) -> Result<(), EngineError> {
         let mailbox = self.mailbox(session).await?;
         let head = mailbox.head(self.inner(), false).await?;
-        head.release_settled().await;
+        head.release_until_durable().await;
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use statehold_core::command::Command;
@@ -10,7 +11,7 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::session::Owner;
 
 use super::attempt::{Durability, Submission};
-use super::call::{Call, Committed, Receipt};
+use super::call::{Call, DecidedCommit, Receipt};
 use super::idempotency::KEPT_MAX;
 use super::merge;
 use super::payloads::Payloads;
@@ -33,7 +34,7 @@ pub(crate) enum Authority {
 }
 
 /// Serialises the answer to a command from its commit.
-pub(crate) type WriteAnswer<'a> = &'a (dyn Fn(&Committed<'_>) -> Vec<u8> + Send + Sync);
+pub(crate) type WriteAnswer<'a> = &'a (dyn Fn(&DecidedCommit<'_>) -> Vec<u8> + Send + Sync);
 
 /// A write to one session, with the payloads of its command.
 #[derive(Clone)]
@@ -110,10 +111,10 @@ impl<'a> SessionWrite<'a> {
     pub(crate) async fn commit<V: Serialize + DeserializeOwned + Send>(
         &self,
         command: &Command,
-        view: impl Fn(&Committed<'_>) -> Option<V> + Send + Sync,
+        view: impl Fn(&DecidedCommit<'_>) -> Option<V> + Send + Sync,
     ) -> Result<Receipt<V>, EngineError> {
         let made = Lock::default();
-        let answer = |committed: &Committed<'_>| {
+        let answer = |committed: &DecidedCommit<'_>| {
             let view = view(committed);
             let body = view.as_ref().map(to_body).unwrap_or_default();
             *made.lock() = view;
@@ -139,30 +140,33 @@ impl<'a> SessionWrite<'a> {
     }
 
     /// Answers a repeat under an idempotency key with the kept bytes; commits the command otherwise.
-    async fn submit(
-        &self,
-        command: &Command,
-        answer: WriteAnswer<'_>,
-    ) -> Result<Receipt<()>, EngineError> {
-        self.require_role(command)?;
-        let engine = self.engine;
-        let mut submission = Submission::new(self, command, answer);
-        if let Some(key) = self.call.key {
-            let key_lock = engine.inner().in_flight.lock(key.key).await;
-            submission.key_lock = Some(Arc::new(key_lock));
-            if let Some(kept) = engine.kept_answer(self.session, key).await? {
-                return Ok(kept);
+    /// Boxed, so that the crates that call it do not compile it again.
+    fn submit<'b>(
+        &'b self,
+        command: &'b Command,
+        answer: WriteAnswer<'b>,
+    ) -> BoxFuture<'b, Result<Receipt<()>, EngineError>> {
+        Box::pin(async move {
+            self.require_role(command)?;
+            let engine = self.engine;
+            let mut submission = Submission::new(self, command, answer);
+            if let Some(key) = self.call.key {
+                let key_lock = engine.inner().in_flight.lock(key.key).await;
+                submission.key_lock = Some(Arc::new(key_lock));
+                if let Some(kept) = engine.kept_answer(self.session, key).await? {
+                    return Ok(kept);
+                }
+                if engine.inner().answers_kept.load(Ordering::Relaxed) >= KEPT_MAX {
+                    return Err(EngineError::TooMany(
+                        "too many idempotency keys were used in a day; try again later, or without one",
+                    ));
+                }
             }
-            if engine.inner().answers_kept.load(Ordering::Relaxed) >= KEPT_MAX {
-                return Err(EngineError::TooMany(
-                    "too many idempotency keys were used in a day; try again later, or without one",
-                ));
+            if merge::merges(command) {
+                return Box::pin(engine.attempt_merged(&submission)).await;
             }
-        }
-        if merge::merges(command) {
-            return Box::pin(engine.attempt_merged(&submission)).await;
-        }
-        Ok(engine.attempt(&submission, None).await?.0)
+            Ok(engine.attempt(&submission, None).await?.0)
+        })
     }
 
     /// Refuses a caller without the role that the command needs in any session.

@@ -65,7 +65,7 @@ impl Engine {
         // A caller without the right must not hold up the session: waits and reads come after its release.
         if head.is_missing(&named) {
             // The object ended in a commit that may be in flight: the store knows it once that is durable.
-            head.release_settled().await;
+            head.release_until_durable().await;
         } else {
             drop(head);
         }

@@ -15,10 +15,10 @@ use statehold_core::item::{ItemKind, NewCallMark, NewItem};
 use statehold_core::name::Name;
 use statehold_core::task::CloseOn;
 
+use crate::bodies::{ItemBody, parse};
 use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
 use crate::guard::redact::{PathRule, Pattern, Rules};
-use crate::kept::{ItemBody, parse};
 
 pub use condition::ArgsCondition;
 

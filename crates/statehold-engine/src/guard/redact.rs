@@ -10,7 +10,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::kept::Redaction;
+use crate::bodies::Redaction;
 
 /// The placeholder for a redacted value.
 pub(crate) const HIDDEN: &str = "[redacted]";

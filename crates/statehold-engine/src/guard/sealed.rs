@@ -14,10 +14,10 @@ use statehold_core::request::{CallState, LiveRequest};
 use statehold_store::Commit;
 use statehold_store::hold_keys::HoldKey;
 
+use crate::bodies::{DecisionBody, HoldBody, Raw, Sealed, parse};
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::holds::HoldDetail;
-use crate::kept::{DecisionBody, HoldBody, Raw, Sealed, parse};
 use crate::locks::Lock;
 use crate::ports::random;
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
 use statehold_core::hold::{Hold, HoldKind, WhyNot};
@@ -13,11 +14,11 @@ use statehold_store::{CallResult, HoldSummary, LineageStep, SessionSummary, Stor
 use utoipa::ToSchema;
 
 use super::Reach;
+use crate::bodies::payload;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::sealed::OpenedArgs;
-use crate::kept::payload;
 
 /// An open or decided hold with the text that people read.
 #[derive(Debug, Clone)]
@@ -82,82 +83,85 @@ fn group_of(body: Option<&[u8]>) -> Option<String> {
 
 impl Engine {
     /// Details of holds, in the same order. The caller must have checked that they may be seen.
-    pub(crate) async fn hold_details(
-        &self,
-        caller: &Caller,
+    /// Boxed, so that the crates that call it do not compile it again.
+    pub(crate) fn hold_details<'a>(
+        &'a self,
+        caller: &'a Caller,
         rows: Vec<HoldSummary>,
-    ) -> Result<Vec<HoldDetail>, EngineError> {
-        if rows.is_empty() {
-            return Ok(Vec::new());
-        }
-        let store = &self.inner().store;
-        let opened = rows.iter().map(|row| (row.session.id, row.hold.opened_at));
-        let decided = rows
-            .iter()
-            .filter_map(|row| Some((row.session.id, row.decision?.1)));
-        let places: BTreeSet<(SessionId, u64)> = opened.chain(decided).collect();
-        let records = self.records_of(places).await?;
-        let asking: BTreeSet<RequestId> = rows.iter().map(|row| row.hold.request).collect();
-        let asking: Vec<RequestId> = asking.into_iter().collect();
-        let lineages = store.lineages(asking.clone()).await?;
-        let lineages: BTreeMap<_, _> = asking.into_iter().zip(lineages).collect();
-        let names = self
-            .user_names(rows.iter().map(|row| row.session.owner.user).collect())
-            .await?;
-        let body_of = |row: &HoldSummary| {
-            let record = records.get(&(row.session.id, row.hold.opened_at));
-            payload(record, row.hold.body)
-        };
-        let grouped: BTreeSet<RequestId> = rows
-            .iter()
-            .filter(|row| group_of(body_of(row)).is_some())
-            .map(|row| row.hold.request)
-            .collect();
-        let groups = self.groups(caller, grouped).await?;
-        let mut lost = BTreeMap::new();
-        for row in rows
-            .iter()
-            .filter(|row| row.hold.kind == HoldKind::Reconcile)
-        {
-            let body = self.reconcile_body(row.session.id, &row.hold).await?;
-            lost.insert(row.hold.id, body);
-        }
-        let details = rows.into_iter().map(|row| {
-            let session = row.session.id;
-            let opened = records.get(&(session, row.hold.opened_at));
-            let decided = row.decision.and_then(|(_, by)| records.get(&(session, by)));
-            let Reach { why_not, .. } = Reach::of(caller, &row);
-            let body = lost.remove(&row.hold.id);
-            let body = body.or_else(|| payload(opened, row.hold.body).map(<[u8]>::to_vec));
-            let group = group_of(body.as_deref());
-            let group = group.and_then(|id| groups.get(&(row.hold.request, id)).cloned());
-            let user = row.session.owner.user;
-            let made = row.decision.and_then(|(decision, _)| decision.body);
-            HoldDetail {
-                user: names.get(&user).cloned().unwrap_or(user.to_string()),
-                agent: row.agent,
-                lineage: lineages.get(&row.hold.request).cloned().unwrap_or_default(),
-                body,
-                decision_body: payload(decided, made).map(<[u8]>::to_vec),
-                opened_at: opened.map(|stored| stored.record.content.at),
-                opened_hash: opened.map(|stored| stored.record.hash),
-                decided_at: decided.map(|stored| stored.record.content.at),
-                decided_hash: decided.map(|stored| stored.record.hash),
-                opened: None,
-                result: row.result,
-                group,
-                sees_action: why_not.is_none(),
-                why_not,
-                closed: row.decision.map(|(decision, decided_by)| ClosedHold {
-                    hold: row.hold.clone(),
-                    decision,
-                    decided_by,
-                }),
-                hold: row.hold,
-                session: row.session,
+    ) -> BoxFuture<'a, Result<Vec<HoldDetail>, EngineError>> {
+        Box::pin(async move {
+            if rows.is_empty() {
+                return Ok(Vec::new());
             }
-        });
-        Ok(details.collect())
+            let store = &self.inner().store;
+            let opened = rows.iter().map(|row| (row.session.id, row.hold.opened_at));
+            let decided = rows
+                .iter()
+                .filter_map(|row| Some((row.session.id, row.decision?.1)));
+            let places: BTreeSet<(SessionId, u64)> = opened.chain(decided).collect();
+            let records = self.records_of(places).await?;
+            let asking: BTreeSet<RequestId> = rows.iter().map(|row| row.hold.request).collect();
+            let asking: Vec<RequestId> = asking.into_iter().collect();
+            let lineages = store.lineages(asking.clone()).await?;
+            let lineages: BTreeMap<_, _> = asking.into_iter().zip(lineages).collect();
+            let names = self
+                .user_names(rows.iter().map(|row| row.session.owner.user).collect())
+                .await?;
+            let body_of = |row: &HoldSummary| {
+                let record = records.get(&(row.session.id, row.hold.opened_at));
+                payload(record, row.hold.body)
+            };
+            let grouped: BTreeSet<RequestId> = rows
+                .iter()
+                .filter(|row| group_of(body_of(row)).is_some())
+                .map(|row| row.hold.request)
+                .collect();
+            let groups = self.groups(caller, grouped).await?;
+            let mut lost = BTreeMap::new();
+            for row in rows
+                .iter()
+                .filter(|row| row.hold.kind == HoldKind::Reconcile)
+            {
+                let body = self.reconcile_body(row.session.id, &row.hold).await?;
+                lost.insert(row.hold.id, body);
+            }
+            let details = rows.into_iter().map(|row| {
+                let session = row.session.id;
+                let opened = records.get(&(session, row.hold.opened_at));
+                let decided = row.decision.and_then(|(_, by)| records.get(&(session, by)));
+                let Reach { why_not, .. } = Reach::of(caller, &row);
+                let body = lost.remove(&row.hold.id);
+                let body = body.or_else(|| payload(opened, row.hold.body).map(<[u8]>::to_vec));
+                let group = group_of(body.as_deref());
+                let group = group.and_then(|id| groups.get(&(row.hold.request, id)).cloned());
+                let user = row.session.owner.user;
+                let made = row.decision.and_then(|(decision, _)| decision.body);
+                HoldDetail {
+                    user: names.get(&user).cloned().unwrap_or(user.to_string()),
+                    agent: row.agent,
+                    lineage: lineages.get(&row.hold.request).cloned().unwrap_or_default(),
+                    body,
+                    decision_body: payload(decided, made).map(<[u8]>::to_vec),
+                    opened_at: opened.map(|stored| stored.record.content.at),
+                    opened_hash: opened.map(|stored| stored.record.hash),
+                    decided_at: decided.map(|stored| stored.record.content.at),
+                    decided_hash: decided.map(|stored| stored.record.hash),
+                    opened: None,
+                    result: row.result,
+                    group,
+                    sees_action: why_not.is_none(),
+                    why_not,
+                    closed: row.decision.map(|(decision, decided_by)| ClosedHold {
+                        hold: row.hold.clone(),
+                        decision,
+                        decided_by,
+                    }),
+                    hold: row.hold,
+                    session: row.session,
+                }
+            });
+            Ok(details.collect())
+        })
     }
 
     /// Keeps the holds that are in a group.

@@ -6,9 +6,9 @@ use statehold_core::name::Name;
 use statehold_core::session::SessionState;
 use statehold_store::LineageStep;
 
+use crate::bodies::payload;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::kept::payload;
 
 /// How many holds are listed; `total` counts all.
 const PENDING_MAX: usize = 100;

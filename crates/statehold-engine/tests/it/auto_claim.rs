@@ -101,7 +101,7 @@ async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_dec
     // Under another fence it would be somebody else's turn.
     let other = rig
         .engine
-        .handed_over(&worker, ids.session, ids.request, 2)
+        .leased_request(&worker, ids.session, ids.request, 2)
         .await;
     let stale = Rejection::StaleFence {
         shown: 2,
@@ -113,7 +113,7 @@ async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_dec
     );
     let claimed = rig
         .engine
-        .handed_over(&worker, ids.session, ids.request, 1)
+        .leased_request(&worker, ids.session, ids.request, 1)
         .await
         .expect("it is the server's");
     let live = claimed.detail.request.live().expect("it is live").clone();

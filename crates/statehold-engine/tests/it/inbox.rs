@@ -105,7 +105,7 @@ async fn a_page_asks_the_store_as_often_as_one_hold_does() {
     assert_eq!(rig.store.take_questions(), 6, "all changes together");
 
     let (engine, caller) = (&rig.engine, &rig.caller);
-    let claimed = engine.handed_over(caller, rig.session, request, 1).await;
+    let claimed = engine.leased_request(caller, rig.session, request, 1).await;
     let leased = LeasedRequest::of(engine, caller, &claimed.expect("a lease"));
     rig.store.take_questions();
     let pending = leased.expect("a request").pending_holds().await;

@@ -1,7 +1,7 @@
 //! Files of a chat message.
 
 use serde::Deserialize;
-use statehold_engine::kept::AttachmentBody;
+use statehold_engine::bodies::AttachmentBody;
 
 /// An image behind an address.
 #[derive(Debug, Deserialize)]

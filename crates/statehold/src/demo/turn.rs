@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
-use statehold_engine::kept::text_of_value;
+use statehold_engine::bodies::text_of_value;
 
 /// The input of an agent's turn.
 #[derive(Debug, Clone, Default)]

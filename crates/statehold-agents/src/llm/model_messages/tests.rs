@@ -3,7 +3,7 @@ use statehold_core::digest::{BodyRef, PayloadKey};
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::{CallOutcome, Item, PlacedItem, Visibility};
 use statehold_core::time::Timestamp;
-use statehold_engine::kept::to_bytes;
+use statehold_engine::bodies::to_bytes;
 use uuid::Uuid;
 
 use super::*;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use statehold_core::ids::HoldId;
 use statehold_core::record::Event;
-use statehold_engine::kept::Raw;
+use statehold_engine::bodies::Raw;
 
 use super::{PendingCall, Toolbox, is_chosen_tool};
 use crate::gateway::traceparent;

@@ -8,7 +8,7 @@ use statehold_core::command::Rejection;
 use statehold_core::hold::{CallTarget, Effect, HoldKind, HoldStatus};
 use statehold_core::ids::ItemId;
 use statehold_core::request::CallState;
-use statehold_engine::kept::{DecisionBody, HoldBody, ItemBody, Raw, parse};
+use statehold_engine::bodies::{DecisionBody, HoldBody, ItemBody, Raw, parse};
 use statehold_engine::{EngineError, HoldDetail, NewAction, NewAsk, Schema};
 
 use super::{CallReport, PendingCall, Toolbox, is_chosen_tool};

@@ -9,8 +9,8 @@ use statehold_core::name::Name;
 use utoipa::ToSchema;
 
 use crate::api::json::{Raw, raw_null};
+use crate::bodies::{ActionBody, Redaction};
 use crate::guard::sealed::OpenedArgs;
-use crate::kept::{ActionBody, Redaction};
 
 /// An action that waits, or waited.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -12,9 +12,9 @@ use statehold_core::ids::{HoldId, RequestId};
 
 use super::edited::{EditedArgs, edited};
 use super::{DecisionInput, DecisionReceipt, HoldRef, HoldView, ResumeInput};
-use crate::ask::parse_args;
+use crate::bodies::{DecisionBody, HoldBody, parse, to_bytes};
 use crate::caller::Caller;
-use crate::commit::call::{Call, Committed, Receipt};
+use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::idempotency::IdempotencyKey;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
@@ -23,7 +23,7 @@ use crate::guard::credentials::{CREDENTIAL_BYTES_MAX, Credential};
 use crate::guard::rights::require_decider_role;
 use crate::guard::schema::{FieldError, Schema};
 use crate::holds::HoldDetail;
-use crate::kept::{DecisionBody, HoldBody, parse, to_bytes};
+use crate::open_hold::parse_args;
 
 const COMMENT_BYTES_MAX: usize = 16 * 1024;
 
@@ -150,7 +150,7 @@ pub async fn decide_shown(
     write.credential = credential.as_ref();
     let command = Command::DecideHold { hold: id, decision };
     // If the core refuses an edit, the key made for its arguments is destroyed when the action ends.
-    let view = |made: &Committed<'_>| DecisionReceipt::of_commit(made, id);
+    let view = |made: &DecidedCommit<'_>| DecisionReceipt::of_commit(made, id);
     match write.commit(&command, view).await {
         Err(EngineError::Rejected(
             rejection @ (Rejection::HoldDecided { .. } | Rejection::HoldExpired { .. }),

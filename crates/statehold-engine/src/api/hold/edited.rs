@@ -4,13 +4,13 @@ use serde_json::Value;
 use statehold_core::digest::{Digest, action_digest};
 use statehold_core::ids::HoldId;
 
-use crate::ask::{parse_args, raw};
+use crate::bodies::{ActionBody, Raw, Redaction, Sealed};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::redact::{BY_PATH, HIDDEN, Preview, preview};
 use crate::guard::schema::{FieldError, Schema};
 use crate::holds::HoldDetail;
-use crate::kept::{ActionBody, Raw, Redaction, Sealed};
+use crate::open_hold::{parse_args, raw};
 
 /// Edited arguments, with their digest and preview.
 pub(super) struct EditedArgs {

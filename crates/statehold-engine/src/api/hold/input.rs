@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use crate::api::item::ItemInput;
 use crate::api::json::Raw;
-use crate::kept::Reason;
+use crate::bodies::Reason;
 
 /// A hold to open.
 #[derive(Debug, Deserialize, ToSchema)]

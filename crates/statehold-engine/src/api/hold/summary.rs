@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::{HoldView, alias, title_of};
 use crate::api::json::Time;
-use crate::commit::call::Committed;
+use crate::commit::call::DecidedCommit;
 use crate::holds::HoldDetail;
 
 /// A short view of a hold.
@@ -138,7 +138,7 @@ pub struct DecisionReceipt {
 }
 
 impl DecisionReceipt {
-    pub(crate) fn of_commit(done: &Committed<'_>, id: HoldId) -> Option<Self> {
+    pub(crate) fn of_commit(done: &DecidedCommit<'_>, id: HoldId) -> Option<Self> {
         let content = &done.record.content;
         let hold = done
             .before

@@ -14,11 +14,11 @@ use super::action::ActionView;
 use super::evidence::EvidenceView;
 use super::{alias, chain, task_path};
 use crate::api::json::{Raw, Time};
-use crate::commit::call::Committed;
+use crate::bodies::{DecisionBody, HoldBody, Reason, parse};
+use crate::commit::call::DecidedCommit;
 use crate::guard::policy::decide_by_text;
 use crate::guard::sealed::OpenedArgs;
 use crate::holds::{HoldDetail, HoldGroup, lineage};
-use crate::kept::{DecisionBody, HoldBody, Reason, parse};
 
 /// A hold.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -216,7 +216,7 @@ impl HoldView {
     }
 
     /// A hold that a commit opens. The opener wrote its content and sees all of it.
-    pub(crate) fn of_commit(made: &Committed<'_>, id: HoldId, words: HoldBody) -> Option<Self> {
+    pub(crate) fn of_commit(made: &DecidedCommit<'_>, id: HoldId, words: HoldBody) -> Option<Self> {
         let content = &made.record.content;
         let hold = made.after.holds.get(&id)?;
         let lineage = lineage(made.after, hold.request);

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::api::json::Raw;
 use crate::api::schema::Content;
-use crate::kept::AttachmentBody;
+use crate::bodies::AttachmentBody;
 
 /// An item to write.
 #[derive(Debug, Deserialize, ToSchema)]

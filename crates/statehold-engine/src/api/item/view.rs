@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use crate::api::json::{Raw, Time, raw_bytes, raw_null, raw_text};
 use crate::api::schema::Content;
-use crate::kept::{AttachmentBody, ItemBody, parse};
+use crate::bodies::{AttachmentBody, ItemBody, parse};
 
 /// An item, as the trace and the agent itself see it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -10,10 +10,10 @@ use statehold_core::item::{
 
 use super::{ItemInput, MessageInput};
 use crate::api::json::{Raw, to_body};
+use crate::bodies::{AttachmentBody, ItemBody};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::error::EngineError;
-use crate::kept::{AttachmentBody, ItemBody};
 
 /// The largest number of items to search for a call by the caller's own id.
 const CALLS_READ_MAX: usize = 1_000;

@@ -18,9 +18,9 @@ use crate::api::json::{Raw, Time, raw_bytes, raw_null};
 use crate::api::memory::MemorySize;
 use crate::api::schema::Content;
 use crate::api::work::CredentialView;
+use crate::bodies::{ItemBody, error_in, message_in, parse, payload};
 use crate::claim::ClaimedRequest;
-use crate::commit::call::Committed;
-use crate::kept::{ItemBody, error_in, message_in, parse, payload};
+use crate::commit::call::DecidedCommit;
 use crate::read::RequestDetail;
 
 /// The ids of the written items.
@@ -164,7 +164,11 @@ impl From<&CallState> for CallProgress {
 
 impl RequestView {
     /// The request after a commit that is not yet durable.
-    pub(crate) fn of_commit(done: &Committed<'_>, id: RequestId, agent_view: bool) -> Option<Self> {
+    pub(crate) fn of_commit(
+        done: &DecidedCommit<'_>,
+        id: RequestId,
+        agent_view: bool,
+    ) -> Option<Self> {
         let content = &done.record.content;
         let live = done
             .after

@@ -11,9 +11,9 @@ use utoipa::ToSchema;
 
 use super::follow::RECORDS_PAGE;
 use super::{TurnHandle, TurnSnapshot};
+use crate::bodies::{ItemBody, parse, payload};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::kept::{ItemBody, parse, payload};
 
 /// How many records of a turn are read at most.
 const RECORDS_MAX: usize = 4_000;

@@ -7,7 +7,7 @@ use statehold_core::item::Role;
 use statehold_store::StoredRecord;
 
 use crate::api::json::{Raw, raw_bytes};
-use crate::kept::{ItemBody, message_in, payload, text_of};
+use crate::bodies::{ItemBody, message_in, payload, text_of};
 
 /// The reply of an agent.
 #[derive(Debug, Default)]

@@ -12,9 +12,9 @@ use tokio::time::Instant;
 use super::{AgentReply, TurnHandle};
 use crate::api::json::{Raw, raw_bytes};
 use crate::background::drafts::DraftReader;
+use crate::bodies::{error_in, payload};
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, Pending};
-use crate::kept::{error_in, payload};
 use crate::own_work::Progress;
 use crate::read::StoredRequest;
 

@@ -6,11 +6,11 @@ use statehold_core::ids::RequestId;
 use statehold_store::HoldOrder;
 
 use super::TurnInput;
+use crate::bodies::{HoldBody, parse};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::schema::Schema;
 use crate::holds::{HoldDetail, HoldFilter};
-use crate::kept::{HoldBody, parse};
 
 /// How many open holds of a session are read at a time.
 const PAGE: usize = 200;

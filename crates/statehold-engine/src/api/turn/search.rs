@@ -17,12 +17,12 @@ use super::{
 };
 use crate::api::hold::{DecisionInput, decide_shown};
 use crate::api::json::raw_text;
+use crate::bodies::{DecisionBody, message_in, parse};
 use crate::caller::Caller;
 use crate::commit::idempotency::{IdempotencyKey, KEPT_MS};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, HoldFilter};
-use crate::kept::{DecisionBody, message_in, parse};
 use crate::read::RequestDetail;
 
 /// How many decided holds of a session are read.

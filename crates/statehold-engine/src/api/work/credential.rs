@@ -9,9 +9,9 @@ use statehold_core::item::Role;
 use statehold_store::StoredRecord;
 use utoipa::ToSchema;
 
+use crate::bodies::{ItemBody, message_in, parse, payload};
 use crate::claim::ClaimedRequest;
 use crate::guard::credentials::CredentialSource;
-use crate::kept::{ItemBody, message_in, parse, payload};
 
 /// A credential. Only the answer to a claim contains it.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]

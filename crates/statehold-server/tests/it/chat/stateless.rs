@@ -10,7 +10,7 @@ use statehold_core::command::Output;
 use statehold_core::hold::HoldKind;
 use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::api::session::{SessionListInput, list};
-use statehold_engine::kept::ItemBody;
+use statehold_engine::bodies::ItemBody;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
     Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk, SystemClock,

@@ -5,15 +5,15 @@ use statehold_core::command::Fenced;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_store::memory::MemoryStore;
 
-use super::super::{DeliveryLog, TurnInput, UserMessage, take_up};
+use super::super::{DeliveryLog, TurnInput, UserMessage, open_turn};
 use super::*;
 use crate::api::session::{self, SessionInput};
-use crate::ask::{NewAsk, open_hold};
 use crate::caller::Caller;
 use crate::claim::Claim;
 use crate::commit::call::Call;
 use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, EngineOptions};
+use crate::open_hold::{NewAsk, open_hold};
 use crate::ports::{MemoryKeys, SystemClock};
 
 async fn engine() -> Engine {
@@ -52,7 +52,7 @@ async fn turn() -> TurnHandle {
         decides_elsewhere: false,
     };
     let log = Arc::new(DeliveryLog::new(engine.now()));
-    let opened = take_up(&engine, &log, input, Vec::new()).await;
+    let opened = open_turn(&engine, &log, input, Vec::new()).await;
     let opened = opened.expect("a turn");
     assert!(opened.is_new && !opened.is_replay);
     opened.handle

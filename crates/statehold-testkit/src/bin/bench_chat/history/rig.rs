@@ -15,7 +15,7 @@ use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark};
 use statehold_core::name::Name;
 use statehold_engine::api::leased::LeasedRequest;
-use statehold_engine::kept::{ItemBody, to_bytes};
+use statehold_engine::bodies::{ItemBody, to_bytes};
 use statehold_engine::{Call, Caller, Engine, EngineOptions, MemoryKeys, SystemClock, api};
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use statehold_testkit::workload::Random;

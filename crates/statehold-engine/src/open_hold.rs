@@ -18,7 +18,8 @@ use statehold_core::name::Name;
 use statehold_core::session::SessionState;
 
 use crate::api::hold::HoldView;
-use crate::commit::call::{Committed, Receipt};
+use crate::bodies::{ActionBody, HoldBody, ItemBody, Raw, Reason, parse, to_bytes};
+use crate::commit::call::{DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, entropy};
@@ -26,7 +27,6 @@ use crate::error::EngineError;
 use crate::guard::policy::{Effective, HoldTerms};
 use crate::guard::redact::{Preview, preview};
 use crate::guard::schema::Schema;
-use crate::kept::{ActionBody, HoldBody, ItemBody, Raw, Reason, parse, to_bytes};
 use crate::reconcile::CALLS_LOOKED_AT;
 
 const TITLE_BYTES_MAX: usize = 256;
@@ -165,7 +165,7 @@ pub(crate) async fn open_hold(
     };
     let command = Command::OpenHold { by, hold, items };
     // An idempotency key stores this view, so it must contain only the preview.
-    let view = |made: &Committed<'_>| HoldView::of_commit(made, id, body.clone());
+    let view = |made: &DecidedCommit<'_>| HoldView::of_commit(made, id, body.clone());
     let done = write.commit(&command, view).await;
     // Destroy the key if no hold was opened under this id: the command was refused or replayed. If
     // the result is unknown, the next start sweeps unused keys.
