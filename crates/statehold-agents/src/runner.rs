@@ -306,7 +306,11 @@ impl Generation {
             Err(TurnError::failed("internal", message))
         });
         match outcome {
-            Ok(answer) => run.complete(&answer).await,
+            Ok(answer) => tokio::select! {
+                biased;
+                completed = run.complete(&answer) => completed,
+                () = keep_lease(request) => Err(TurnError::Gone),
+            },
             Err(error) => {
                 if let TurnError::Failed(_) = &error {
                     run.record_deferred().await?;

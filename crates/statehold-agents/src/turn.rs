@@ -31,7 +31,7 @@ pub(crate) trait Agent: Send + Sync {
 }
 
 /// Result of a turn.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct TurnAnswer {
     /// The message to the caller.
     pub(crate) message: AgentMessage,
@@ -44,7 +44,7 @@ pub(crate) struct TurnAnswer {
 }
 
 /// A named note for the trace.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TraceNote {
     pub(crate) name: Cow<'static, str>,
     pub(crate) data: Raw,

@@ -154,7 +154,7 @@ impl std::fmt::Display for WhyNot {
             Self::OwnSession => f.write_str("it is about your own session; somebody else decides"),
             Self::OwnHold => f.write_str("you asked for it yourself; somebody else decides"),
             Self::OwnRequest => {
-                f.write_str("you started the request that asks for it; somebody else decides")
+                f.write_str("you, or a key of yours, started the request that asks for it; somebody else decides")
             }
             Self::NeedsRole(role) => write!(f, "it needs the role `{role}`"),
             Self::Server => f.write_str("a person decides, never the server"),

@@ -43,19 +43,19 @@ const WORKERS: [DemoWorker; 3] = [
     DemoWorker {
         name: book::MATH,
         step: math::step,
-        reads_history: true,
+        reads_memory: true,
         reads_state: false,
     },
     DemoWorker {
         name: book::WEATHER,
         step: weather::step,
-        reads_history: false,
+        reads_memory: false,
         reads_state: true,
     },
     DemoWorker {
         name: book::UMS,
         step: ums::step,
-        reads_history: true,
+        reads_memory: true,
         reads_state: true,
     },
 ];

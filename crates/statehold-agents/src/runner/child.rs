@@ -50,7 +50,16 @@ impl AgentRun {
         }
         let ended = self.request.end_of(child).await?;
         self.notify_hook(StepKind::Child, CommitPhase::After);
-        Ok(child_answer(agent, ended.as_ref()))
+        Ok(child_answer(agent.as_str(), ended.as_ref()))
+    }
+
+    /// The answer of a child that has ended.
+    pub(super) async fn answer_of(&self, child: RequestId) -> Result<AgentMessage, TurnError> {
+        let ended = self.request.end_of(child).await?;
+        match child_answer("the agent", ended.as_ref()) {
+            ChildAnswer::Completed(message) => Ok(message),
+            ChildAnswer::Failed(failure) => Err(TurnError::Failed(failure)),
+        }
     }
 
     /// Starts the child. One that this server hosts begins when its start is decided, and its answer can be
@@ -173,7 +182,7 @@ impl AgentRun {
     }
 }
 
-fn child_answer(agent: &Name, ended: Option<&Ended>) -> ChildAnswer {
+fn child_answer(agent: &str, ended: Option<&Ended>) -> ChildAnswer {
     let id = ended.map(|ended| ended.request.id);
     let finished = ended.and_then(|ended| ended.finished.as_ref());
     let lost = || TurnFailure {

@@ -345,8 +345,10 @@ impl Generation {
     ) {
         let generation = Arc::clone(self);
         self.tasks.spawn(async move {
-            if let Some(slot) = generation.reserve_turn(&agent).await {
-                slot.start(turn, parent);
+            match generation.reserve_turn(&agent).await {
+                Some(slot) => slot.start(turn, parent),
+                // Another worker claims it. If this fails, it is claimed after its lease has lapsed.
+                None => drop(turn.request.release(None).await),
             }
         });
     }

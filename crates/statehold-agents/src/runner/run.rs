@@ -370,9 +370,13 @@ impl AgentRun {
     ) -> Result<(), TurnError> {
         let mut ended = self.commit_answer(answer, None).await;
         if let Err(EngineError::Rejected(Rejection::ChildrenLive { .. })) = ended {
-            // The commit that ended the child failed, and the child's turn repeats it.
+            // The commit that ended the child failed. Its turn is repeated, and may end otherwise.
             self.wait_for(child, None, None).await?;
-            ended = self.commit_answer(answer, None).await;
+            let answer = TurnAnswer {
+                message: self.answer_of(child).await?,
+                ..answer.clone()
+            };
+            ended = self.commit_answer(&answer, None).await;
         }
         ended?;
         self.notify_hook(StepKind::Child, CommitPhase::After);

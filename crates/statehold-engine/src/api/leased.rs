@@ -422,7 +422,10 @@ impl LeasedRequest {
             if_revision,
             ..self.call.clone()
         };
-        let write = SessionWrite::new(&self.engine, &call, self.ids.session);
+        let write = SessionWrite {
+            lease: self.durability.as_ref(),
+            ..SessionWrite::new(&self.engine, &call, self.ids.session)
+        };
         let released = write.commit_unseen(&Command::ReleaseLease { by }).await;
         released.map(drop)
     }

@@ -166,9 +166,15 @@ impl Credentials {
         command: &Command,
         commit: &Commit,
     ) -> Result<PendingCredential, EngineError> {
-        let bytes = self.bytes.take(caller, credential.expose().len());
+        let Some(owner) = &commit.after.owner else {
+            return Err(EngineError::NotFound);
+        };
+        // A request that the server starts below another one counts for the user of the session.
+        let mut bytes = self.bytes.none_for_user(caller, owner.user);
+        let resized = bytes.resize(credential.expose().len());
+        resized.map_err(|full| EngineError::TooMany(too_many(full)))?;
         let entry = KeptCredential {
-            _bytes: bytes.map_err(|full| EngineError::TooMany(too_many(full)))?,
+            _bytes: bytes,
             credential: credential.clone(),
         };
         let mut kept = self.kept.lock();

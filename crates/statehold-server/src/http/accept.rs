@@ -24,12 +24,13 @@ use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
+use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
@@ -51,8 +52,9 @@ use crate::http::shares::CallSlot;
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Back-off when the system has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long a new connection waits for the end of the one that was cut for it.
-const FREE_MAX: Duration = Duration::from_secs(1);
+/// How long a connection that is cut may take to end, and how many are tried for a new one.
+const CUT_MAX: Duration = Duration::from_millis(20);
+const CUTS_MAX: usize = 3;
 const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The answer to a connection beyond `connections_max`.
@@ -62,7 +64,8 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
 /// Limits and timeouts for connections.
 #[derive(Debug, Clone)]
 pub struct AcceptOptions {
-    /// How many connections may be open at once. One more gets 503 and is closed.
+    /// How many connections may be open at once. One more takes the place of one without a request, or gets
+    /// 503 if all have one.
     pub connections_max: usize,
     /// How long the head of a request may take from its first byte, or from the connection on.
     pub head_read_timeout: Duration,
@@ -113,7 +116,7 @@ pub async fn serve(
     let permits = Arc::new(Semaphore::new(
         options.connections_max.min(Semaphore::MAX_PERMITS),
     ));
-    let connections = Arc::new(Connections {
+    let connections = Connections {
         builder: builder(&options),
         app,
         options,
@@ -122,7 +125,7 @@ pub async fn serve(
         tracker: TaskTracker::new(),
         open: OpenConnections::default(),
         started: AtomicUsize::new(0),
-    });
+    };
     let mut trouble = AcceptTrouble::default();
     loop {
         let accepted = tokio::select! {
@@ -131,12 +134,9 @@ pub async fn serve(
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => match Arc::clone(&permits).try_acquire_owned() {
-                Ok(permit) => connections.start(stream, peer, permit),
-                Err(_) if connections.cut_longest_idle() => {
-                    connections.start_when_free(stream, peer, &permits);
-                }
-                Err(_) => refuse(&stream),
+            Ok((stream, peer)) => match connections.place(&permits).await {
+                Some(permit) => connections.start(stream, peer, permit),
+                None => refuse(&stream),
             },
             Err(error) => {
                 if let Some(pause) = trouble.note(&error, Instant::now()) {
@@ -222,8 +222,26 @@ struct Connections {
 }
 
 impl Connections {
-    /// Makes room for a new connection: cuts the one that has had no request in service for the longest
-    /// time. False if all have one.
+    /// A place for a new connection: a free one, or that of a connection without a request. None if all
+    /// have one.
+    async fn place(&self, permits: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        if let Ok(free) = Arc::clone(permits).try_acquire_owned() {
+            return Some(free);
+        }
+        for _ in 0..CUTS_MAX {
+            if !self.cut_longest_idle() {
+                break;
+            }
+            // It ends at once, unless a request has begun meanwhile.
+            let freed = Arc::clone(permits).acquire_owned();
+            if let Ok(Ok(freed)) = tokio::time::timeout(CUT_MAX, freed).await {
+                return Some(freed);
+            }
+        }
+        None
+    }
+
+    /// Cuts the connection that has had no request in service for the longest time. False if all have one.
     fn cut_longest_idle(&self) -> bool {
         let mut open = self.open.lock();
         let idle = open.values().filter(|one| !one.progress.is_serving());
@@ -235,22 +253,6 @@ impl Connections {
             cut.evict.cancel();
             true
         })
-    }
-
-    /// Starts a connection as soon as the one that was cut for it is gone.
-    fn start_when_free(
-        self: &Arc<Self>,
-        stream: TcpStream,
-        peer: SocketAddr,
-        permits: &Arc<Semaphore>,
-    ) {
-        let (connections, permits) = (Arc::clone(self), Arc::clone(permits));
-        self.tracker.spawn(async move {
-            match tokio::time::timeout(FREE_MAX, permits.acquire_owned()).await {
-                Ok(Ok(permit)) => connections.start(stream, peer, permit),
-                _ => refuse(&stream),
-            }
-        });
     }
 
     fn start(&self, stream: TcpStream, peer: SocketAddr, permit: OwnedSemaphorePermit) {
@@ -362,35 +364,58 @@ async fn answer(
     let response = app.oneshot(request).await?;
     Ok(response.map(|body| ServedBody {
         body,
+        rest: Bytes::new(),
         _slot: slot,
         _serving: serving,
     }))
 }
 
-/// A response body that marks its request as ended when it is dropped.
+/// A response body that marks its request as ended when it is dropped. It hands out small pieces, because
+/// the connection drops it as soon as it has the last one: a client that does not read a large answer has
+/// a request in service, and a call in progress, until all but the last piece have left.
 struct ServedBody {
     body: Body,
+    /// The rest of a large piece.
+    rest: Bytes,
     _slot: CallSlot,
     _serving: RequestInService,
 }
 
 impl hyper::body::Body for ServedBody {
-    type Data = bytes::Bytes;
+    type Data = Bytes;
     type Error = axum::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let this = &mut *self;
+        if this.rest.is_empty() {
+            match ready!(Pin::new(&mut this.body).poll_frame(cx))
+                .map(|polled| polled.map(Frame::into_data))
+            {
+                Some(Ok(Ok(data))) => this.rest = data,
+                Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            }
+        }
+        let piece = this.rest.split_to(this.rest.len().min(BUFFER_BYTES_MAX));
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (left, body) = (self.rest.len() as u64, self.body.size_hint());
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + left);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + left);
+        }
+        hint
     }
 }
 

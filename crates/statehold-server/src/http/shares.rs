@@ -2,6 +2,7 @@
 //! may call.
 
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use statehold_engine::{Caller, PoolFull, Share, Shares};
 
 use crate::http::problem::{Code, Problem, RETRY_AFTER_SECONDS};
 
-/// How many keys the rate limiter remembers before it forgets those that have not called of late.
-const KEYS_REMEMBERED: usize = 10_000;
+/// After so many calls the rate limiter forgets the keys that have not called of late.
+const CALLS_BETWEEN_CLEANUPS: usize = 4_096;
 
 /// How often one key may call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub(crate) struct ServerShares {
     calls: Shares,
     streams: Shares,
     rate: Option<DefaultKeyedRateLimiter<Digest>>,
+    /// How many calls the rate limiter has seen.
+    calls_rated: AtomicUsize,
 }
 
 impl ServerShares {
@@ -47,6 +50,7 @@ impl ServerShares {
             calls: Shares::new(calls_max),
             streams: Shares::new(streams_max),
             rate: rate.map(quota),
+            calls_rated: AtomicUsize::new(0),
         }
     }
 
@@ -56,6 +60,9 @@ impl ServerShares {
         caller: &Caller,
         slot: Option<&CallSlot>,
     ) -> Result<(), Problem> {
+        if slot.is_some_and(|slot| slot.0.get().is_some()) {
+            return Ok(());
+        }
         self.require_rate(caller)?;
         let share = self.calls.take(caller, 1).map_err(|full| {
             let detail = match full {
@@ -67,7 +74,6 @@ impl ServerShares {
             Problem::new(Code::TooMany, detail)
         })?;
         if let Some(slot) = slot {
-            // A second extractor of the same call finds the slot taken, and the call is counted once.
             drop(slot.0.set(share));
         }
         Ok(())
@@ -93,7 +99,8 @@ impl ServerShares {
         let (Some(rate), Some(key)) = (&self.rate, &caller.key) else {
             return Ok(());
         };
-        if rate.len() > KEYS_REMEMBERED {
+        let calls = self.calls_rated.fetch_add(1, Ordering::Relaxed);
+        if calls % CALLS_BETWEEN_CLEANUPS == 0 {
             rate.retain_recent();
         }
         rate.check_key(key).map_err(|until| {

@@ -379,7 +379,12 @@ impl Hot {
         named: &[BodyRef],
     ) -> Option<Vec<Option<Vec<u8>>>> {
         let stored = codec::unpack_some(&row.bodies, first, named).ok()?;
-        let blob = |name: &BodyRef| codec::unpack(row.blob(&name.digest)?).ok();
+        // The row of an answer that a router passed on refers to a blob that an older row brought.
+        let blob = |name: &BodyRef| {
+            let here = row.blob(&name.digest);
+            let older = || self.newest_first().find_map(|row| row.blob(&name.digest));
+            codec::unpack(here.or_else(older)?).ok()
+        };
         let refer = |place: BodyPlace, name: &BodyRef| {
             let (bodies, index) = (&self.row(place.row)?.bodies, place.index as usize);
             let stored = codec::unpack_some(bodies, index, std::slice::from_ref(name));

@@ -114,6 +114,41 @@ fn the_end_of_a_hot_session_is_read_without_one_instruction() {
     assert_eq!(store.tail_bytes(), 0);
 }
 
+/// A router passes the answer of its agent on: the row of the router names bytes that another row brought.
+#[test]
+fn answers_that_a_router_passed_on_are_hot_too() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let meter = Arc::new(Meter::default());
+    let options = SqliteOptions {
+        meter: Some(Arc::clone(&meter)),
+        ..unsynced(1 << 26)
+    };
+    let store = open(directory.path(), options);
+    let session = block_on(async {
+        let mut driver = Driver::begin(&shared(&store), 1).await;
+        for (n, bytes) in [700, 1_500, 3_900, 20_000].into_iter().enumerate() {
+            let answer = format!("answer {n} ").repeat(bytes / 9);
+            driver.run("router", 600_000).await;
+            let asked = 2 * n + 1;
+            let child = driver.spawn(asked, "booker");
+            driver.by_worker(Command::StartRequest(child)).await;
+            for request in [asked + 1, asked] {
+                let mut done = driver.complete(request);
+                if let Command::CompleteRequest { output, .. } = &mut done {
+                    *output = driver.output(&answer);
+                }
+                driver.by_worker(done).await;
+            }
+        }
+        driver.session()
+    });
+    let before = meter.read_steps.load(Ordering::Relaxed);
+    let (told, _) = block_on(store.transcript(session, None, LIMIT)).expect("the store answers");
+    assert_eq!(told.len(), 8, "four questions and four answers");
+    assert!(told.iter().all(|stored| stored.body.is_some()));
+    assert_eq!(meter.read_steps.load(Ordering::Relaxed), before);
+}
+
 #[test]
 fn a_read_shows_the_newest_commit_while_readers_fill_a_tail_that_is_too_small() {
     const SESSIONS: u64 = 6;

@@ -162,11 +162,11 @@ impl DemoDecision {
     }
 }
 
-/// The finished tool calls in the history of a task, as the agent sees it.
-pub(super) fn calls_done(history: &[Value]) -> Vec<FinishedCall> {
+/// The finished tool calls among items, oldest first.
+pub(super) fn calls_done<'a>(items: impl IntoIterator<Item = &'a Value>) -> Vec<FinishedCall> {
     let mut open: Vec<(&Value, FinishedCall)> = Vec::new();
     let mut done = Vec::new();
-    for item in history {
+    for item in items {
         match item["kind"].as_str() {
             Some("tool_call") => {
                 let name = item["name"].as_str().unwrap_or_default();

@@ -28,8 +28,8 @@ const WAIT_SECONDS: u64 = 20;
 const LEASE_SECONDS: u64 = 5;
 /// The timeout of one call beyond the server's own wait.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// The most history items that an agent reads.
-const HISTORY_MAX: usize = 200;
+/// The most earlier exchanges that an agent reads.
+const EXCHANGES_MAX: usize = 100;
 /// How often a turn retries after a version conflict.
 const RACES_MAX: u32 = 50;
 /// Backoff while the server does not answer: first and longest pause.
@@ -41,7 +41,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 pub(super) struct DemoWorker {
     pub(super) name: &'static str,
     pub(super) step: fn(&DemoTurn) -> DemoStep,
-    pub(super) reads_history: bool,
+    pub(super) reads_memory: bool,
     pub(super) reads_state: bool,
 }
 
@@ -162,10 +162,12 @@ impl DemoClaim<'_> {
             }),
             ..DemoTurn::default()
         };
-        if agent.reads_history {
-            let task = request["task_id"].as_str().unwrap_or_default();
-            let path = format!("/v1/tasks/{task}?limit={HISTORY_MAX}");
-            turn.memory = calls_done(list(&self.client.get(&path).await?.body["history"]));
+        if agent.reads_memory {
+            let path = format!("/v1/requests/{}/memory?limit={EXCHANGES_MAX}", self.id);
+            let memory = self.client.get(&path).await?.body;
+            let oldest_first = list(&memory["exchanges"]).iter().rev();
+            let items = oldest_first.flat_map(|exchange| list(&exchange["items"]));
+            turn.memory = calls_done(items);
         }
         let session = request["session_id"].as_str().unwrap_or_default();
         for _ in 0..RACES_MAX {
@@ -247,7 +249,7 @@ mod tests {
     const ECHO: DemoWorker = DemoWorker {
         name: "echo",
         step: |turn| DemoAnswer::text(format!("{}!", turn.text)).into(),
-        reads_history: false,
+        reads_memory: false,
         reads_state: false,
     };
 

@@ -238,6 +238,10 @@ async fn a_new_connection_takes_the_place_of_the_one_that_is_idle_for_longest() 
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     server.settle(4).await;
+    // A burst of several times as many.
+    for _ in 0..40 {
+        idle.push(server.connect().await);
+    }
     for n in 0..20 {
         let answer = server.get("/").await.expect("answered");
         assert!(answer.ends_with("hello"), "call {n}");
