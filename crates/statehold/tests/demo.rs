@@ -99,6 +99,30 @@ fn an_agent_knows_what_it_calculated_and_whom_it_listed_and_nobody_else_does() {
 }
 
 #[test]
+fn talking_on_while_an_approval_is_open_splits_no_memory() {
+    let server = Server::start_in_memory(&[]);
+    let chat = Chat::begin(&server, "bob");
+    chat.say("math-agent", "Calculate fibonacci(10)");
+    chat.say("ums-agent", "List users");
+    let (first, hold) = chat.ask("ums-agent", "Delete the first user");
+    assert_eq!(
+        chat.say("math-agent", "Now calculate fibonacci(20)"),
+        "fibonacci(20) is 6765 (earlier: fibonacci(10) is 55)"
+    );
+    let (second, other) = chat.ask("ums-agent", "Delete the second user");
+    assert_eq!(other["title"], "Delete user 2 (Alan Turing)?");
+    server.decide(&hold, "approve", "one", json!({}));
+    assert_eq!(server.answer(&first), "User 1 was deleted.");
+    server.decide(&other, "approve", "two", json!({}));
+    assert_eq!(server.answer(&second), "User 2 was deleted.");
+    assert_eq!(delete_runs(&server), 2);
+    assert_eq!(
+        chat.say("math-agent", "Now calculate fibonacci(30)"),
+        "fibonacci(30) is 832040 (earlier: fibonacci(20) is 6765, fibonacci(10) is 55)"
+    );
+}
+
+#[test]
 fn which_springfield_is_asked_and_the_answer_is_taken() {
     let server = Server::start_in_memory(&[]);
     let chat = Chat::begin(&server, "bob");
