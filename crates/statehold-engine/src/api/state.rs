@@ -111,6 +111,12 @@ async fn patch_temp(
     let (user, revision) = (summary.owner.user, summary.revision);
     let temps = &engine.inner().temps;
     temps.put((caller, user), root, set, &delete)?;
+    // If the request has ended meanwhile, its values were dropped before these came.
+    let still = engine.root_of(caller, session, by.request, Some(by.fence));
+    if let Err(error) = still.await {
+        temps.drop_root(root, true);
+        return Err(error);
+    }
     let written = StateWritten {
         revision,
         versions: BTreeMap::new(),

@@ -106,6 +106,9 @@ impl Submission<'_> {
     }
 }
 
+/// The answer to a durable command, and the command behind it, if there is one.
+type Attempted = (Receipt<()>, Option<QueuedCommit>);
+
 impl Engine {
     /// Decides a command, again if a commit below it fails, and waits until it is durable. The command
     /// `behind` it is in line by then, if the engine could decide it.
@@ -114,7 +117,7 @@ impl Engine {
         &'b self,
         submission: &'b Submission<'b>,
         behind: Option<&'b Submission<'b>>,
-    ) -> BoxFuture<'b, Result<(Receipt<()>, Option<QueuedCommit>), EngineError>> {
+    ) -> BoxFuture<'b, Result<Attempted, EngineError>> {
         Box::pin(async move {
             let (session, command) = (submission.write.session, submission.command);
             let is_new = matches!(command, Command::CreateSession { .. });

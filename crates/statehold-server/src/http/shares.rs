@@ -100,7 +100,7 @@ impl ServerShares {
             return Ok(());
         };
         let calls = self.calls_rated.fetch_add(1, Ordering::Relaxed);
-        if calls % CALLS_BETWEEN_CLEANUPS == 0 {
+        if calls.is_multiple_of(CALLS_BETWEEN_CLEANUPS) {
             rate.retain_recent();
         }
         rate.check_key(key).map_err(|until| {

@@ -24,7 +24,8 @@ use super::{PlannedStorage, ServePlan};
 use crate::cli::output::CliOutput;
 use crate::cli::printable;
 use crate::config::{
-    Config, ConfigEnvironment, ConfigMistakes, LimitsConfig, LogConfig, LogFormat, declare_agents,
+    Config, ConfigEnvironment, ConfigMistakes, LimitsConfig, LogConfig, LogFormat, ServerConfig,
+    declare_agents,
 };
 use crate::demo::{self, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
@@ -87,7 +88,7 @@ async fn run_server(
     let moved = offset.map(|seconds| Arc::new(OffsetClock::new(seconds)));
     let clock = wire::clock(moved.as_ref());
     let demo = Arc::new(EmbeddedDemo::new(&config.agents, plan.has_demo));
-    let mark = on_disk.then(|| leftover_programs::mark(data)).flatten();
+    let mark = program_mark(data, on_disk);
     let active = ActiveConfig::new(config.clone(), declared, &demo, mark.as_deref());
     let policies = active.policies.clone();
     let parts = if on_disk {
@@ -95,9 +96,6 @@ async fn run_server(
     } else {
         wire::in_memory(Arc::clone(&clock), policies).await?
     };
-    if let Some(mark) = mark.as_ref().filter(|_| was_unclean) {
-        leftover_programs::end_all(mark);
-    }
     let engine = parts.engine;
     engine.set_service_credentials(active.credentials.clone());
     let tenant: Name = "default".parse().context("the tenant has a name")?;
@@ -109,6 +107,7 @@ async fn run_server(
         .with_context(|| format!("cannot listen on {}", config.server.listen))?;
     let url = format!("http://{}", listener.local_addr()?);
     if on_disk {
+        end_leftover_programs(mark.as_deref(), was_unclean);
         write_run_file(data, &url)?;
     }
     let context = ReloadContext {
@@ -137,13 +136,7 @@ async fn run_server(
         reload: Some(Arc::clone(&reloader) as Arc<dyn Reload>),
         ..ServerOptions::default()
     };
-    let accept = AcceptOptions {
-        connections_max,
-        head_read_timeout: Duration::from_secs(config.server.header_timeout_seconds.get()),
-        grace: Duration::from_secs(config.server.shutdown_seconds),
-        connections_open: Arc::clone(&connections_open),
-        ..AcceptOptions::default()
-    };
+    let accept = accept_options(&config.server, connections_max, &connections_open);
     let metrics = Metrics::new(connections_open);
     let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
     let seeds = !config.auth.required;
@@ -177,6 +170,32 @@ async fn run_server(
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
+}
+
+/// The mark of the programs that a server with data on disk starts.
+fn program_mark(data: &Path, on_disk: bool) -> Option<String> {
+    on_disk.then(|| leftover_programs::mark(data)).flatten()
+}
+
+/// After a server was killed, its programs may still run. The store is locked, so they serve nobody.
+fn end_leftover_programs(mark: Option<&str>, was_unclean: bool) {
+    if let Some(mark) = mark.filter(|_| was_unclean) {
+        leftover_programs::end_all(mark);
+    }
+}
+
+fn accept_options(
+    config: &ServerConfig,
+    connections_max: usize,
+    connections_open: &Arc<AtomicUsize>,
+) -> AcceptOptions {
+    AcceptOptions {
+        connections_max,
+        head_read_timeout: Duration::from_secs(config.header_timeout_seconds.get()),
+        grace: Duration::from_secs(config.shutdown_seconds),
+        connections_open: Arc::clone(connections_open),
+        ..AcceptOptions::default()
+    }
 }
 
 /// How often one key may call, if that is limited.

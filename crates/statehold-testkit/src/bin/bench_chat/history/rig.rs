@@ -158,7 +158,7 @@ impl Rig {
             let asked = self.text(200);
             let started = self.begin(session, kind, &asked, Some(LEASE_SECONDS));
             let (request, _) = started.await?;
-            let claimed = engine.handed_over(local, session, request, 1).await?;
+            let claimed = engine.leased_request(local, session, request, 1).await?;
             let leased = LeasedRequest::of(engine, local, &claimed);
             let leased = leased.context("a request that ended")?;
             match kind {
