@@ -60,7 +60,7 @@ pub struct Actor {
     pub principal: Principal,
     /// The roles held, for example `approver`.
     pub roles: BTreeSet<Name>,
-    /// The person who acts for the principal, if that is somebody else: the owner of the key of a backend.
+    /// The owner of the backend's key, if a backend acts for the principal.
     pub acting: Option<Principal>,
 }
 

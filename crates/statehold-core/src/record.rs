@@ -186,7 +186,7 @@ pub enum Event {
     },
     /// An invocation began.
     RequestStarted {
-        /// The person who acted for the principal of the record.
+        /// The owner of the backend's key, if a backend acted for the principal of the record.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         acting: Option<Principal>,
         /// The n of its alias.

@@ -164,7 +164,7 @@ fn run_in(options: &HttpCrashOptions, directory: &Path) -> Result<HttpCrashRepor
     Ok(report)
 }
 
-/// What the harness remembers of rounds.
+/// Sessions and counter of finished rounds, as the harness saw them.
 #[derive(Debug, Default)]
 struct SeenRounds {
     /// The revision of each session; none if it was deleted.

@@ -111,11 +111,11 @@ async fn patch_temp(
     let (user, revision) = (summary.owner.user, summary.revision);
     let temps = &engine.inner().temps;
     temps.put((caller, user), root, set, &delete)?;
-    // If the request has ended meanwhile, its values were dropped before these came.
-    let still = engine.root_of(caller, session, by.request, Some(by.fence));
-    if let Err(error) = still.await {
+    // If the root request has ended meanwhile, its values were dropped before these came.
+    let state = engine.durable_state(session).await?;
+    if !state.requests.contains_key(&root) {
         temps.drop_root(root, true);
-        return Err(error);
+        return Err(EngineError::NotFound);
     }
     let written = StateWritten {
         revision,

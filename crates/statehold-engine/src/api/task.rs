@@ -28,9 +28,9 @@ use crate::guard::rights::{self, Act};
 pub enum AskedView {
     /// The caller's own: that of the agent for its worker, that of the client for others.
     Own,
-    /// That of the agent, also for a worker with the role of a client.
+    /// The view of the agent, also for a worker with the role of a client.
     Agent,
-    /// That of an operator; the read is recorded.
+    /// The view of an operator; the audit stream records the read.
     Trace,
 }
 

@@ -10,7 +10,7 @@
 //! | does not read what it asked for | `write_stall_timeout` |
 //!
 //! If all connections are in use, a new one takes the place of the one that has been without a request for
-//! the longest time, so idle connections lock nobody out.
+//! the longest time, so idle connections keep no caller out.
 //!
 //! hyper's own header timeout also runs while a connection waits for its next request, so it can be
 //! only one of the first two. It is used for idle connections; `StallGuard` watches the headers.

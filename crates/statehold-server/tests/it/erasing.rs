@@ -10,11 +10,11 @@ use crate::rest::act;
 use crate::rig::{Rig, Setup, Who, text, until};
 
 const READERS: usize = 64;
-/// What only agents and operators see.
+/// Text that only agents and operators see.
 const HIDDEN: &str = "quixotic-hidden-word";
-/// What an agent answered, and another one passed on to the client.
+/// The answer of an agent that another agent passed on to the client.
 const SHARED: &str = "zephyr-shared-word";
-/// What clients and agents wrote where clients see it.
+/// Text of clients and agents that clients see.
 const VISIBLE: &str = "walrus-visible-word";
 
 /// A session in which one agent passed on what another had answered, and asks a person now.

@@ -28,7 +28,7 @@ const ROWS_MAX: usize = 256;
 const SESSION_SHARE: usize = 16;
 /// One long payload takes at most this part of the limit.
 const PAYLOAD_SHARE: usize = 256;
-/// What an entry takes beside its rows, and a row beside its bytes: tables, pointers and rounding.
+/// Bytes of an entry beside its rows, and of a row beside its columns: tables, pointers and rounding.
 const ENTRY_BYTES: usize = 320;
 const ROW_BYTES: usize = 192;
 
@@ -130,7 +130,7 @@ impl Tail {
         self.change(|kept| kept.remove(session));
     }
 
-    /// What a reader reads rows from. With `fills`, the rows that it hands back become known.
+    /// A source of rows for one reader. With `fills`, the tail keeps the rows that the reader hands back.
     pub(super) fn reader<'a>(
         &'a self,
         conn: &'a Connection,

@@ -319,7 +319,7 @@ fn a_session_is_summarised_from_memory_as_the_file_has_it() {
     });
 }
 
-/// What 64 readers may find once a session was changed for good.
+/// The bytes that 64 readers may find once a session was deleted or has expired.
 fn race(
     change: impl AsyncFnOnce(&mut Driver, &dyn Store),
     is_allowed: impl Fn(&StoredItem) -> bool + Sync,

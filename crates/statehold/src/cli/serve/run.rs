@@ -177,7 +177,7 @@ fn program_mark(data: &Path, on_disk: bool) -> Option<String> {
     on_disk.then(|| leftover_programs::mark(data)).flatten()
 }
 
-/// After a server was killed, its programs may still run. The store is locked, so they serve nobody.
+/// After a server was killed, its programs may still run. The store is locked, so they serve no server.
 fn end_leftover_programs(mark: Option<&str>, was_unclean: bool) {
     if let Some(mark) = mark.filter(|_| was_unclean) {
         leftover_programs::end_all(mark);
