@@ -5,9 +5,12 @@
 //! three rules keep the tail true: the rows of a session have no gap and end with its newest; none is older
 //! than its last rewind, its fork or an erasure; and a reader adds rows only to the entry that was there
 //! before it began to read, which a rewind or an erasure removes.
+//!
+//! The file shows a commit to readers a moment before the tail has its row. Between the two the tail does not
+//! answer for the session, so that a reader who saw the commit never sees the session without it.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -43,6 +46,8 @@ pub(super) struct Tail {
 #[derive(Default)]
 struct Kept {
     sessions: HashMap<SessionId, Entry>,
+    /// The sessions that the writer is committing to.
+    committing: HashSet<SessionId>,
     /// The sessions by their last use.
     order: BTreeMap<u64, SessionId>,
     /// Counts uses; entries and uses are numbered by it.
@@ -79,13 +84,13 @@ impl Tail {
     /// The newest rows of a session, if they are known.
     pub(super) fn hot(&self, session: SessionId) -> Option<Hot> {
         let mut kept = self.lock();
-        let rows = Arc::clone(&kept.touch(session)?.rows);
+        let rows = Arc::clone(&kept.settled(session)?.rows);
         (!rows.is_empty()).then_some(Hot(rows))
     }
 
     /// A session as lists show it, if it is known.
     pub(super) fn summary(&self, session: SessionId) -> Option<SessionSummary> {
-        let summary = self.lock().touch(session)?.summary.clone()?;
+        let summary = self.lock().settled(session)?.summary.clone()?;
         Some(SessionSummary::clone(&summary))
     }
 
@@ -94,35 +99,46 @@ impl Tail {
         self.lock().bytes
     }
 
-    /// Takes over the row of a commit that is durable now; returns its revision.
-    pub(super) fn learn(&self, mut commit: Commit, columns: RowColumns) -> u64 {
-        let content = &commit.record.content;
-        let (session, revision) = (content.session, content.seq);
-        if self.bytes_max == 0 {
-            return revision;
+    /// Stops answering for the sessions of a group of commits, which the file is about to show.
+    pub(super) fn begin_group(&self, sessions: impl Iterator<Item = SessionId>) {
+        if self.bytes_max > 0 {
+            self.lock().committing.extend(sessions);
         }
+    }
+
+    /// Takes over the rows of a group of commits that are durable now, and answers for its sessions again.
+    pub(super) fn end_group(&self, durable: impl Iterator<Item = (Box<Commit>, RowColumns)>) {
+        if self.bytes_max == 0 {
+            return durable.for_each(drop);
+        }
+        let rows: Vec<NewRow> = durable
+            .map(|(commit, columns)| self.new_row(commit, columns))
+            .collect();
+        self.change(|kept| {
+            kept.committing.clear();
+            for row in rows {
+                kept.learn(row, self.session_max());
+            }
+        });
+    }
+
+    fn new_row(&self, mut commit: Box<Commit>, columns: RowColumns) -> NewRow {
+        let content = &commit.record.content;
+        let session = content.session;
         let mut events = content.events.iter();
         let is_rewind = events.any(|event| matches!(event, Event::Rewound { .. }));
         let is_erasure = commit.writes.erased.is_some();
         let summary = NextSummary::of(&mut commit, columns.session);
-        let mut row = LogRow::written(commit, columns);
+        let mut row = LogRow::written(*commit, columns);
         let payload_max = self.bytes_max / PAYLOAD_SHARE;
         row.blobs.retain(|(_, packed)| packed.len() <= payload_max);
-        let is_kept = !is_erasure && ENTRY_BYTES + bytes_of(&row) <= self.session_max();
-        self.change(|kept| {
-            let entry = kept.sessions.get(&session);
-            let newest = entry.and_then(|entry| entry.rows.last());
-            let follows = newest.is_none_or(|newest| newest.id == row.prev);
-            // Without its newest row a session must have no entry: older rows would pass for its end.
-            if !is_kept || is_rewind || !follows {
-                kept.remove(session);
-            }
-            if is_kept {
-                kept.push(session, Arc::new(row), self.session_max());
-                kept.summarise(session, |known| summary?.after(known));
-            }
-        });
-        revision
+        NewRow {
+            session,
+            is_rewind,
+            is_kept: !is_erasure && ENTRY_BYTES + bytes_of(&row) <= self.session_max(),
+            summary,
+            row: Arc::new(row),
+        }
     }
 
     /// Drops the rows of a session whose payloads are removed.
@@ -224,7 +240,42 @@ impl Tail {
     }
 }
 
+/// A row that a commit wrote.
+struct NewRow {
+    session: SessionId,
+    is_rewind: bool,
+    is_kept: bool,
+    summary: Option<NextSummary>,
+    row: Arc<LogRow>,
+}
+
 impl Kept {
+    /// The entry of a session that no commit is being written to.
+    fn settled(&mut self, session: SessionId) -> Option<&mut Entry> {
+        let is_settled = !self.committing.contains(&session);
+        is_settled.then(|| self.touch(session)).flatten()
+    }
+
+    fn learn(&mut self, new: NewRow, session_max: usize) {
+        let NewRow {
+            session,
+            summary,
+            row,
+            ..
+        } = new;
+        let entry = self.sessions.get(&session);
+        let newest = entry.and_then(|entry| entry.rows.last());
+        let follows = newest.is_none_or(|newest| newest.id == row.prev);
+        // Without its newest row a session must have no entry: older rows would pass for its end.
+        if !new.is_kept || new.is_rewind || !follows {
+            self.remove(session);
+        }
+        if new.is_kept {
+            self.push(session, row, session_max);
+            self.summarise(session, |known| summary?.after(known));
+        }
+    }
+
     /// The entry of a session, which becomes the last to go.
     fn touch(&mut self, session: SessionId) -> Option<&mut Entry> {
         let entry = self.sessions.get_mut(&session)?;
@@ -265,7 +316,9 @@ impl Kept {
         }
         let oldest: Vec<_> = rows.drain(..extra).collect();
         let after = entry.bytes;
-        self.gone.push(Arc::new(oldest));
+        if !oldest.is_empty() {
+            self.gone.push(Arc::new(oldest));
+        }
         self.bytes = self.bytes + after - before;
     }
 

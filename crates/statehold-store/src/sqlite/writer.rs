@@ -190,8 +190,15 @@ impl Group {
         } else {
             self.write_group(commits)
         };
+        let (mut durable, mut answers) = (Vec::new(), Vec::with_capacity(results.len()));
         for ((commit, reply), result) in commits.drain(..).zip(results) {
-            let answer = result.map(|columns| self.tail.learn(*commit, columns));
+            let revision = commit.record.content.seq;
+            let answer = result.map(|columns| durable.push((commit, columns)));
+            answers.push((reply, answer.map(|()| revision)));
+        }
+        // Before the answers: a caller that has its answer finds the row in the tail.
+        self.tail.end_group(durable.into_iter());
+        for (reply, answer) in answers {
             drop(reply.send(answer));
         }
         if self.unfolded_bytes >= CHECKPOINT_BYTES && !self.stopped {
@@ -219,6 +226,8 @@ impl Group {
             }
         }
         if failed.is_none() {
+            let sessions = commits.iter().map(|(commit, _)| commit.session());
+            self.tail.begin_group(sessions);
             failed = self.execute("COMMIT").err();
         }
         let Some(error) = failed else {

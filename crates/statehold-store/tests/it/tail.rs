@@ -226,6 +226,45 @@ fn the_tail_shows_nothing_that_is_not_in_the_file() {
 }
 
 #[test]
+fn a_reader_who_saw_a_commit_in_the_file_sees_it_in_the_tail() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path(), unsynced(16 * 1024 * 1024));
+    let mut driver = block_on(Driver::begin(&shared(&store), 1));
+    let session = driver.session();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    // The state is always read from the file.
+                    let state = block_on(store.load(session)).expect("the store answers");
+                    let appended = state.expect("it is there").items_appended;
+                    let told = block_on(store.transcript(session, None, 1));
+                    let told = told.expect("the store answers").0.pop();
+                    let newest = told.map_or(0, |stored| stored.placed.item.seq);
+                    assert!(newest >= appended, "{newest} after {appended}");
+                }
+            });
+        }
+        let _over = Over(&is_over);
+        block_on(async {
+            for _ in 0..2_000 {
+                driver.turn("planner").await;
+            }
+        });
+    });
+}
+
+/// Tells the readers to stop, also when the writer panics.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
 fn the_tail_shows_nothing_of_a_commit_that_the_disk_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let options = SqliteOptions {
