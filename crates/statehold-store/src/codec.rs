@@ -126,6 +126,16 @@ pub fn unpack(packed: &[u8]) -> Result<Vec<u8>, CodecError> {
     }
 }
 
+/// The most bytes that something packed unpacks to.
+pub fn unpacked_bytes(packed: &[u8]) -> usize {
+    match packed {
+        [ZSTD | ZSTD_RECORD, _, bytes @ ..] => {
+            Decompressor::upper_bound(bytes).unwrap_or(PAYLOAD_BYTES_MAX as usize)
+        }
+        _ => packed.len(),
+    }
+}
+
 /// Packs the payloads of one record, each with whether it is a blob. Blobs are left to the caller.
 pub fn pack_bodies<'a>(bodies: impl IntoIterator<Item = (&'a Vec<u8>, bool)>) -> Vec<u8> {
     let mut packed = Vec::new();

@@ -1,7 +1,5 @@
 //! The commit of one decision: a store writes all of it or nothing.
 
-use std::convert::Infallible;
-
 use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
@@ -36,8 +34,38 @@ pub struct Commit {
     /// Long payloads, each packed.
     pub(crate) blobs: Vec<(Digest, Vec<u8>)>,
     pub(crate) writes: Writes,
-    /// The items it writes, for reads that follow.
-    pub(crate) items: WrittenItems,
+    pub(crate) items: ItemFacts,
+}
+
+/// What a row in memory must know of the items of its record before they are read.
+#[derive(Debug)]
+pub(crate) struct ItemFacts {
+    /// For each group of items, whether its task is a root task.
+    pub(crate) in_root_task: Vec<bool>,
+    /// The bytes on the heap that the items take once they are read.
+    pub(crate) heap_bytes: usize,
+}
+
+impl ItemFacts {
+    fn of(record: &Record, is_root: impl Fn(TaskId) -> bool) -> Self {
+        let (mut in_root_task, mut heap_bytes) = (Vec::new(), 0);
+        for event in &record.content.events {
+            if let Event::ItemsAppended { task, items, .. } = event {
+                in_root_task.push(is_root(*task));
+                heap_bytes += size_of::<WrittenGroup>() + items_bytes(items);
+            }
+        }
+        Self {
+            in_root_task,
+            heap_bytes,
+        }
+    }
+}
+
+/// The bytes of items on the heap.
+fn items_bytes(items: &[Item]) -> usize {
+    let files = items.iter().map(|item| item.attachments.len());
+    size_of_val(items) + files.sum::<usize>() * size_of::<Attachment>()
 }
 
 /// The items that a record wrote, as histories read them.
@@ -79,12 +107,9 @@ impl WrittenItems {
 
     /// The bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
-        let groups = self.groups.iter().map(|group| {
-            let items = &group.written.items;
-            let files = items.iter().map(|item| item.attachments.capacity());
-            items.capacity() * size_of::<Item>() + files.sum::<usize>() * size_of::<Attachment>()
-        });
-        self.groups.capacity() * size_of::<WrittenGroup>() + groups.sum::<usize>()
+        let groups = self.groups.iter();
+        let bytes = groups.map(|group| items_bytes(&group.written.items));
+        size_of_val(self.groups.as_slice()) + bytes.sum::<usize>()
     }
 }
 
@@ -221,9 +246,9 @@ impl Commit {
         let blobs = blobs.map(|((name, _), body)| (name.digest, codec::pack(body)));
         let is_root = |id: TaskId| {
             let task = task_of(&after, &changes, id);
-            Ok::<bool, Infallible>(task.is_some_and(|task| task.parent.is_none()))
+            task.is_some_and(|task| task.parent.is_none())
         };
-        let Ok(items) = WrittenItems::of(record.content.items(), is_root);
+        let items = ItemFacts::of(&record, is_root);
         Ok(Self {
             items,
             once: once.filter(is_once).collect(),

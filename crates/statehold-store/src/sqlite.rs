@@ -333,8 +333,6 @@ impl_store! {
             log::load_at(conn, session, revision);
         fn kept_revision(session: SessionId, revision: u64) -> u64 =
             memory::kept_revision(conn, session, revision);
-        fn records(session: SessionId, after: u64, limit: usize) -> Vec<StoredRecord> =
-            log::records(conn, session, after, limit);
         fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>> =
             holds::records_at(conn, &places);
 
@@ -348,8 +346,6 @@ impl_store! {
         fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue> =
             read::shared_value(conn, &owner, &key);
 
-        fn ended_request(id: RequestId) -> Option<EndedRequest> =
-            read::by_id(conn, "ended_request", id.as_uuid());
         fn closed_task(id: TaskId) -> Option<ClosedTask> =
             read::by_id(conn, "closed_task", id.as_uuid());
         fn closed_hold(id: HoldId) -> Option<ClosedHold> =
@@ -419,6 +415,29 @@ impl_store! {
             Ok(found)
         })
         .await
+    }
+
+    async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {
+        if let Some(ended) = self.tail.ended_request(id) {
+            return Ok(Some(ended));
+        }
+        self.read(move |conn| read::by_id(conn, "ended_request", id.as_uuid()))
+            .await
+    }
+
+    async fn records(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<StoredRecord>, StoreError> {
+        if let Some(hot) = self.tail.hot(session)
+            && let Some(records) = history::hot_records(&hot, after, limit)
+        {
+            return Ok(records);
+        }
+        self.read(move |conn| log::records(conn, session, after, limit))
+            .await
     }
 
     async fn items(

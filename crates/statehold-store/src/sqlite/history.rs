@@ -17,7 +17,7 @@ use super::read::{all, by_id, first};
 use super::sql::{from_sql, id_bytes, to_sql};
 use super::tail::{Hot, RowReader};
 use crate::commit::WrittenItems;
-use crate::port::{ItemQuery, StoreError, StoredItem};
+use crate::port::{ItemQuery, StoreError, StoredItem, StoredRecord};
 
 /// How many records a page of the transcript looks at.
 const TRANSCRIPT_RECORDS_MAX: usize = 2_000;
@@ -53,9 +53,11 @@ fn hot_page(
     let placing = Placing::default();
     let (mut found, mut left) = (Vec::new(), HOT_PAGE_BYTES_MAX);
     for row in hot.newest_first() {
-        let page = place_items(row.items.get()?, &placing, &is_asked, |first, named| {
-            let bytes = named.iter().map(|name| u64::from(name.bytes)).sum();
-            left = left.checked_sub(bytes).ok_or(NotHot)?;
+        if row.items.get().is_none() {
+            left = left.checked_sub(row.record_bytes())?;
+        }
+        let page = place_items(row.known_items()?, &placing, &is_asked, |first, named| {
+            left = left.checked_sub(total_bytes(named)).ok_or(NotHot)?;
             hot.bodies(row, first, named).ok_or(NotHot)
         });
         found.extend(page.ok()?.into_iter().rev());
@@ -69,6 +71,43 @@ fn hot_page(
 
 /// A payload is not in the tail, or too long to be unpacked here.
 struct NotHot;
+
+/// Up to `limit` records after a revision from memory, verified against each other. None if the tail has too
+/// few rows, or not the hash of the newest.
+pub(super) fn hot_records(hot: &Hot, after: u64, limit: usize) -> Option<Vec<StoredRecord>> {
+    let last = after.saturating_add(limit as u64);
+    let mut expected = None;
+    let (mut found, mut left) = (Vec::new(), HOT_PAGE_BYTES_MAX);
+    for row in hot.newest_first() {
+        if row.seq <= after {
+            break;
+        }
+        if row.seq > last.saturating_add(1) {
+            continue;
+        }
+        left = left.checked_sub(row.record_bytes())?;
+        let record = row.record().ok()?;
+        if row.own_hash().or(expected)? != record.hash {
+            return None;
+        }
+        expected = Some(record.content.prev_hash);
+        if row.seq <= last {
+            let named = record.bodies();
+            left = left.checked_sub(total_bytes(&named))?;
+            let bodies = hot.bodies(row, 0, &named)?;
+            found.push(StoredRecord { record, bodies });
+        }
+    }
+    let oldest = hot.newest_first().last()?;
+    (oldest.seq <= after.saturating_add(1)).then(|| {
+        found.reverse();
+        found
+    })
+}
+
+fn total_bytes(named: &[BodyRef]) -> u64 {
+    named.iter().map(|name| u64::from(name.bytes)).sum()
+}
 
 /// A page of items, newest first.
 pub(super) fn items(
@@ -202,7 +241,7 @@ impl Placing {
     /// Hands a row to the tail, unless it was inherited or a rewind took it back.
     fn walk(&self, conn: &RowReader<'_>, session: &SessionRow, row: &Arc<LogRow>) {
         let rewound = self.rewinds.iter().map(|(_, until)| *until).max();
-        let groups = row.items.get().map_or(&[][..], |items| &items.groups);
+        let groups = row.known_items().map_or(&[][..], |items| &items.groups);
         let mut items = groups.iter().flat_map(|group| &group.written.items);
         if row.session == session.pk && items.all(|item| Some(item.seq) > rewound) {
             conn.walk(row);
@@ -308,7 +347,7 @@ pub(super) fn written_items<'r>(
     row: &'r LogRow,
     placing: &mut Placing,
 ) -> Result<&'r WrittenItems, StoreError> {
-    if let Some(known) = row.items.get() {
+    if let Some(known) = row.known_items() {
         return Ok(known);
     }
     let items = WrittenItems::of(row.read_items()?, |task| placing.is_root(conn, task))?;

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
 use super::tail::RowReader;
 use crate::codec::{self, BodyPlace, CodecError, StoredBody};
-use crate::commit::{Commit, WrittenItems};
+use crate::commit::{Commit, ItemFacts, WrittenItems};
 use crate::port::{BoxError, StoreError, StoredRecord};
 
 /// How many records lie between two waypoints of a session.
@@ -127,8 +127,17 @@ pub(super) struct LogRow {
     pub(super) bodies: Vec<u8>,
     /// The items of the record, once they were read.
     pub(super) items: OnceLock<WrittenItems>,
+    /// Known if the row was written by this process.
+    own: Option<OwnRow>,
     /// Payloads in the table `blob`, packed. Only the tail has some.
     pub(super) blobs: Vec<(Digest, Vec<u8>)>,
+}
+
+/// What a commit knows of its row.
+#[derive(Debug)]
+struct OwnRow {
+    hash: Digest,
+    items: ItemFacts,
 }
 
 /// The columns of a log row that its commit does not know.
@@ -154,7 +163,11 @@ impl LogRow {
             exchanges: columns.exchanges,
             record: commit.packed_record,
             bodies: columns.bodies.unwrap_or(commit.packed_bodies),
-            items: OnceLock::from(commit.items),
+            items: OnceLock::new(),
+            own: Some(OwnRow {
+                hash: commit.record.hash,
+                items: commit.items,
+            }),
             blobs: commit.blobs,
         }
     }
@@ -165,7 +178,10 @@ impl LogRow {
         let blobs = self.blobs.iter().map(|(_, packed)| packed.capacity());
         size_of::<Self>()
             + columns.into_iter().map(Vec::capacity).sum::<usize>()
-            + self.items.get().map_or(0, WrittenItems::heap_bytes)
+            + match &self.own {
+                Some(own) => own.items.heap_bytes + own.items.in_root_task.capacity(),
+                None => self.items.get().map_or(0, WrittenItems::heap_bytes),
+            }
             + self.blobs.capacity() * size_of::<(Digest, Vec<u8>)>()
             + blobs.sum::<usize>()
     }
@@ -181,8 +197,30 @@ impl LogRow {
             record: row.get(6)?,
             bodies: row.get(7)?,
             items: OnceLock::new(),
+            own: None,
             blobs: Vec::new(),
         })
+    }
+
+    /// The items of the record. None if they were not read yet and this needs more than the row.
+    pub(super) fn known_items(&self) -> Option<&WrittenItems> {
+        if self.items.get().is_none() {
+            let mut in_root_task = self.own.as_ref()?.items.in_root_task.iter();
+            let is_root = |_| in_root_task.next().copied().ok_or(());
+            let items = WrittenItems::of(self.read_items().ok()?, is_root).ok()?;
+            self.items.get_or_init(|| items);
+        }
+        self.items.get()
+    }
+
+    /// The length of the record, unpacked.
+    pub(super) fn record_bytes(&self) -> u64 {
+        codec::unpacked_bytes(&self.record) as u64
+    }
+
+    /// The hash of the record, if this process wrote it.
+    pub(super) fn own_hash(&self) -> Option<Digest> {
+        self.own.as_ref().map(|own| own.hash)
     }
 
     pub(super) fn place(&self) -> String {

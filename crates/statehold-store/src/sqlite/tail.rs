@@ -10,13 +10,14 @@
 //! answer for the session, so that a reader who saw the commit never sees the session without it.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rusqlite::Connection;
 use statehold_core::digest::{BodyRef, Digest};
-use statehold_core::ids::{SessionId, UserId};
+use statehold_core::ids::{RequestId, SessionId, UserId};
+use statehold_core::projection::EndedRequest;
 use statehold_core::record::{Change, Event};
 
 use super::log::{self, LogRow, RowColumns};
@@ -31,6 +32,8 @@ const ROWS_MAX: usize = 256;
 const SESSION_SHARE: usize = 16;
 /// One long payload takes at most this part of the limit.
 const PAYLOAD_SHARE: usize = 256;
+/// The requests that are remembered after they ended: together less than 1 MiB.
+const ENDED_MAX: usize = 2_048;
 /// Bytes of an entry beside its rows, and of a row beside its columns: tables, pointers and rounding.
 const ENTRY_BYTES: usize = 320;
 const ROW_BYTES: usize = 192;
@@ -48,6 +51,9 @@ struct Kept {
     sessions: HashMap<SessionId, Entry>,
     /// The sessions that the writer is committing to.
     committing: HashSet<SessionId>,
+    /// The requests that ended last, which never change, and their order.
+    ended: HashMap<RequestId, EndedRequest>,
+    ended_order: VecDeque<RequestId>,
     /// The sessions by their last use.
     order: BTreeMap<u64, SessionId>,
     /// Counts uses; entries and uses are numbered by it.
@@ -94,6 +100,11 @@ impl Tail {
         Some(SessionSummary::clone(&summary))
     }
 
+    /// A request that ended a moment ago, if it is known.
+    pub(super) fn ended_request(&self, id: RequestId) -> Option<EndedRequest> {
+        self.lock().ended.get(&id).cloned()
+    }
+
     /// How many bytes it takes.
     pub(super) fn bytes(&self) -> usize {
         self.lock().bytes
@@ -129,6 +140,10 @@ impl Tail {
         let is_rewind = events.any(|event| matches!(event, Event::Rewound { .. }));
         let is_erasure = commit.writes.erased.is_some();
         let summary = NextSummary::of(&mut commit, columns.session);
+        let is_fork = commit.writes.fork.is_some();
+        let mut ended = std::mem::take(&mut commit.changes.ended_requests);
+        // A fork ends copies; the requests of the origin do not change.
+        ended.retain(|_| !is_fork);
         let mut row = LogRow::written(*commit, columns);
         let payload_max = self.bytes_max / PAYLOAD_SHARE;
         row.blobs.retain(|(_, packed)| packed.len() <= payload_max);
@@ -137,6 +152,7 @@ impl Tail {
             is_rewind,
             is_kept: !is_erasure && ENTRY_BYTES + bytes_of(&row) <= self.session_max(),
             summary,
+            ended,
             row: Arc::new(row),
         }
     }
@@ -246,6 +262,7 @@ struct NewRow {
     is_rewind: bool,
     is_kept: bool,
     summary: Option<NextSummary>,
+    ended: Vec<EndedRequest>,
     row: Arc<LogRow>,
 }
 
@@ -263,6 +280,15 @@ impl Kept {
             row,
             ..
         } = new;
+        for ended in new.ended {
+            self.ended_order.push_back(ended.id);
+            self.ended.insert(ended.id, ended);
+        }
+        while self.ended_order.len() > ENDED_MAX
+            && let Some(oldest) = self.ended_order.pop_front()
+        {
+            self.ended.remove(&oldest);
+        }
         let entry = self.sessions.get(&session);
         let newest = entry.and_then(|entry| entry.rows.last());
         let follows = newest.is_none_or(|newest| newest.id == row.prev);

@@ -1,5 +1,5 @@
 //! The server over HTTP as a ratio to the least that a durable turn over HTTP can cost, both measured
-//! in the same run: `bench_server [--quick] [--json FILE] [--program STATEHOLD] [--skeleton-only]`.
+//! in the same run: `bench_server [--quick] [--json FILE] [--program STATEHOLD] [--skeleton-only] [--appends-only]`.
 //!
 //! Both servers run as processes of their own and get the same bytes from the same load generator in
 //! this process. `bench_server skeleton DIRECTORY` is the ceiling by itself.
@@ -56,6 +56,7 @@ struct Options {
     rounds: usize,
     duration: Duration,
     json: Option<PathBuf>,
+    appends_only: bool,
     /// The server, unless only the skeleton is measured.
     program: Option<PathBuf>,
 }
@@ -80,6 +81,7 @@ impl Options {
             rounds,
             duration: Duration::from_secs(seconds),
             json: value("--json"),
+            appends_only: has("--appends-only"),
             program,
         })
     }
@@ -114,6 +116,11 @@ impl Bench {
             self.options.rounds, self.options.duration
         );
         let appends = self.appends()?;
+        if self.options.appends_only {
+            return Ok(
+                json!({ "bench": "server", "rounds": self.options.rounds, "appends": appends }),
+            );
+        }
         let reads = self.reads()?;
         let starts = match &self.options.program {
             Some(program) => starts(program)?,
