@@ -10,6 +10,7 @@ mod due;
 mod erase;
 mod history;
 mod holds;
+mod hot;
 mod log;
 mod memory;
 mod read;
@@ -432,7 +433,7 @@ impl_store! {
         limit: usize,
     ) -> Result<Vec<StoredRecord>, StoreError> {
         if let Some(hot) = self.tail.hot(session)
-            && let Some(records) = history::hot_records(&hot, after, limit)
+            && let Some(records) = hot::records(&hot, after, limit)
         {
             return Ok(records);
         }
@@ -447,7 +448,7 @@ impl_store! {
     ) -> Result<Vec<StoredItem>, StoreError> {
         if query.before.is_none()
             && let Some(hot) = self.tail.hot(session)
-            && let Some(items) = history::hot_items(&hot, query)
+            && let Some(items) = hot::items(&hot, query)
         {
             return Ok(items);
         }
@@ -466,7 +467,7 @@ impl_store! {
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
         if before.is_none()
             && let Some(hot) = self.tail.hot(session)
-            && let Some(page) = history::hot_transcript(&hot, limit)
+            && let Some(page) = hot::transcript(&hot, limit)
         {
             return Ok(page);
         }
@@ -481,6 +482,11 @@ impl_store! {
         session: SessionId,
         query: MemoryQuery,
     ) -> Result<MemoryPage, StoreError> {
+        if let Some(hot) = self.tail.hot(session)
+            && let Some(page) = hot::memory(&hot, &query)
+        {
+            return Ok(page);
+        }
         self.walk(session, false, move |rows| {
             memory::page(rows, session, &query)
         })

@@ -15,99 +15,12 @@ use statehold_core::view::View;
 use super::log::{self, LogRow, SessionRow};
 use super::read::{all, by_id, first};
 use super::sql::{from_sql, id_bytes, to_sql};
-use super::tail::{Hot, RowReader};
+use super::tail::RowReader;
 use crate::commit::WrittenItems;
-use crate::port::{ItemQuery, StoreError, StoredItem, StoredRecord};
+use crate::port::{ItemQuery, StoreError, StoredItem};
 
 /// How many records a page of the transcript looks at.
 const TRANSCRIPT_RECORDS_MAX: usize = 2_000;
-
-/// The payloads of a page that is answered from memory, unpacked: a thread of the caller's runtime does it.
-const HOT_PAGE_BYTES_MAX: u64 = 1024 * 1024;
-
-/// A page of the newest items from memory. None if the tail has too few rows.
-pub(super) fn hot_items(hot: &Hot, query: ItemQuery) -> Option<Vec<StoredItem>> {
-    let is_asked = |item: &PlacedItem| query.task.is_none_or(|wanted| item.task == wanted);
-    hot_page(hot, query.limit, is_asked)
-}
-
-/// The first page of the transcript from memory. None if the tail has too few rows.
-pub(super) fn hot_transcript(hot: &Hot, limit: usize) -> Option<(Vec<StoredItem>, Option<u64>)> {
-    // One item more than the limit shows whether there is a next page.
-    let mut found = hot_page(hot, limit.saturating_add(1), |item| {
-        View::Client.shows(item)
-    })?;
-    let has_next = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| has_next);
-    let next = next.map(|last| last.placed.item.seq);
-    Some((found, next))
-}
-
-fn hot_page(
-    hot: &Hot,
-    limit: usize,
-    is_asked: impl Fn(&PlacedItem) -> bool,
-) -> Option<Vec<StoredItem>> {
-    // The tail has no rows that a rewind took back or a fork inherited.
-    let placing = Placing::default();
-    let (mut found, mut left) = (Vec::new(), HOT_PAGE_BYTES_MAX);
-    for row in hot.newest_first() {
-        if row.items.get().is_none() {
-            left = left.checked_sub(row.record_bytes())?;
-        }
-        let page = place_items(row.known_items()?, &placing, &is_asked, |first, named| {
-            left = left.checked_sub(total_bytes(named)).ok_or(NotHot)?;
-            hot.bodies(row, first, named).ok_or(NotHot)
-        });
-        found.extend(page.ok()?.into_iter().rev());
-        if found.len() >= limit || row.prev == 0 {
-            found.truncate(limit);
-            return Some(found);
-        }
-    }
-    None
-}
-
-/// A payload is not in the tail, or too long to be unpacked here.
-struct NotHot;
-
-/// Up to `limit` records after a revision from memory, verified against each other. None if the tail has too
-/// few rows, or not the hash of the newest.
-pub(super) fn hot_records(hot: &Hot, after: u64, limit: usize) -> Option<Vec<StoredRecord>> {
-    let last = after.saturating_add(limit as u64);
-    let mut expected = None;
-    let (mut found, mut left) = (Vec::new(), HOT_PAGE_BYTES_MAX);
-    for row in hot.newest_first() {
-        if row.seq <= after {
-            break;
-        }
-        if row.seq > last.saturating_add(1) {
-            continue;
-        }
-        left = left.checked_sub(row.record_bytes())?;
-        let record = row.record().ok()?;
-        if row.own_hash().or(expected)? != record.hash {
-            return None;
-        }
-        expected = Some(record.content.prev_hash);
-        if row.seq <= last {
-            let named = record.bodies();
-            left = left.checked_sub(total_bytes(&named))?;
-            let bodies = hot.bodies(row, 0, &named)?;
-            found.push(StoredRecord { record, bodies });
-        }
-    }
-    let oldest = hot.newest_first().last()?;
-    (oldest.seq <= after.saturating_add(1)).then(|| {
-        found.reverse();
-        found
-    })
-}
-
-fn total_bytes(named: &[BodyRef]) -> u64 {
-    named.iter().map(|name| u64::from(name.bytes)).sum()
-}
 
 /// A page of items, newest first.
 pub(super) fn items(
@@ -355,7 +268,7 @@ pub(super) fn written_items<'r>(
 }
 
 /// The requested items of a record, oldest first. `bodies` reads payloads, from the place of the first.
-fn place_items<E>(
+pub(super) fn place_items<E>(
     written: &WrittenItems,
     placing: &Placing,
     is_asked: impl Fn(&PlacedItem) -> bool,

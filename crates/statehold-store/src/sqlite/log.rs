@@ -138,6 +138,9 @@ pub(super) struct LogRow {
 struct OwnRow {
     hash: Digest,
     items: ItemFacts,
+    started: Option<RequestId>,
+    /// The tasks whose private state it wrote, each with the request that did.
+    task_states: Vec<(TaskId, RequestId)>,
 }
 
 /// The columns of a log row that its commit does not know.
@@ -167,6 +170,13 @@ impl LogRow {
             own: Some(OwnRow {
                 hash: commit.record.hash,
                 items: commit.items,
+                started: commit.record.content.started_request(),
+                task_states: commit
+                    .writes
+                    .task_states
+                    .iter()
+                    .map(|(task, request, _)| (*task, *request))
+                    .collect(),
             }),
             blobs: commit.blobs,
         }
@@ -216,6 +226,24 @@ impl LogRow {
     /// The length of the record, unpacked.
     pub(super) fn record_bytes(&self) -> u64 {
         codec::unpacked_bytes(&self.record) as u64
+    }
+
+    /// The request that wrote the private state of a task last, if the record did. None if this process did not
+    /// write the record.
+    pub(super) fn wrote_state(&self, task: TaskId) -> Option<Option<RequestId>> {
+        let mut written = self.own.as_ref()?.task_states.iter().rev();
+        Some(
+            written
+                .find(|(known, _)| *known == task)
+                .map(|(_, request)| *request),
+        )
+    }
+
+    /// Whether this process wrote the record that started a request.
+    pub(super) fn has_started(&self, request: RequestId) -> bool {
+        self.own
+            .as_ref()
+            .is_some_and(|own| own.started == Some(request))
     }
 
     /// The hash of the record, if this process wrote it.

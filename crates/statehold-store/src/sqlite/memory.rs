@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rusqlite::Connection;
+use statehold_core::digest::BodyRef;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::item::PlacedItem;
 use statehold_core::memory::{AgentPath, Memory};
 use statehold_core::name::NameError;
 use statehold_core::projection::EndedExchange;
-use statehold_core::record::Event;
+use statehold_core::record::{Event, Record};
 use statehold_core::request::RequestOutcome;
+use statehold_core::time::Timestamp;
 
 use super::history::{Placing, read_items, written_items};
 use super::log::{self, ExchangeLink, LogRow, SessionRow, Uuid16};
@@ -231,7 +233,91 @@ fn write_one(
     run(conn, sql, row).map(drop)
 }
 
-/// A page of a memory, newest exchange first.
+/// Where a page of a memory is read from.
+pub(super) trait MemoryRows {
+    /// Why it cannot be read.
+    type Error: From<StoreError>;
+
+    /// The row that ended the newest exchange of a memory.
+    fn newest(&self, path: &AgentPath, memory: &Memory) -> Result<Arc<LogRow>, Self::Error>;
+    /// A row, by its id.
+    fn row(&self, id: i64) -> Result<Arc<LogRow>, Self::Error>;
+    /// When the record of a row was committed.
+    fn committed_at(&mut self, row: &LogRow) -> Result<Timestamp, Self::Error>;
+    /// The requested items of a row, oldest first.
+    fn items(
+        &mut self,
+        row: &LogRow,
+        is_asked: &dyn Fn(&PlacedItem) -> bool,
+    ) -> Result<Vec<StoredItem>, Self::Error>;
+    /// The id that a task has in the session.
+    fn task(&self, task: TaskId) -> TaskId;
+    /// The private state of a task, if this request was the last to write it.
+    fn state_by(&mut self, task: TaskId, by: RequestId) -> Result<Option<Vec<u8>>, Self::Error>;
+    /// The private state that a row has. None if it was erased.
+    fn state_in(&mut self, row: i64) -> Result<Option<Vec<u8>>, Self::Error>;
+}
+
+/// The rows of a session in the file.
+struct FileRows<'a> {
+    conn: &'a RowReader<'a>,
+    session: SessionRow,
+    placing: Placing,
+}
+
+impl MemoryRows for FileRows<'_> {
+    type Error = StoreError;
+
+    fn newest(&self, path: &AgentPath, memory: &Memory) -> Result<Arc<LogRow>, StoreError> {
+        let sql = "SELECT log FROM memory WHERE session = ?1 AND path = ?2 AND record = ?3";
+        let key = (self.session.pk, path.as_str(), to_sql(memory.record));
+        match first(self.conn, sql, key, |row| row.get(0))? {
+            Some(log) => self.conn.row(log),
+            // Another exchange has ended since.
+            None => log::seek(self.conn, &self.session, memory.record).map(Arc::new),
+        }
+    }
+
+    fn row(&self, id: i64) -> Result<Arc<LogRow>, StoreError> {
+        self.conn.row(id)
+    }
+
+    fn committed_at(&mut self, row: &LogRow) -> Result<Timestamp, StoreError> {
+        Ok(written_items(self.conn, row, &mut self.placing)?.at)
+    }
+
+    fn items(
+        &mut self,
+        row: &LogRow,
+        is_asked: &dyn Fn(&PlacedItem) -> bool,
+    ) -> Result<Vec<StoredItem>, StoreError> {
+        read_items(
+            self.conn,
+            row,
+            self.session.user,
+            &mut self.placing,
+            is_asked,
+        )
+    }
+
+    fn task(&self, task: TaskId) -> TaskId {
+        self.placing.name(task)
+    }
+
+    fn state_by(&mut self, task: TaskId, by: RequestId) -> Result<Option<Vec<u8>>, StoreError> {
+        let sql = "SELECT value FROM task_state WHERE task = ?1 AND request = ?2";
+        let key = (id_bytes(task.as_uuid()), id_bytes(by.as_uuid()));
+        let packed: Option<Vec<u8>> = first(self.conn, sql, key, |row| row.get(0))?;
+        let unpacked = packed.map(|packed| codec::unpack(&packed)).transpose();
+        unpacked.map_err(|error| damaged(format!("the state of {task}"), error))
+    }
+
+    fn state_in(&mut self, row: i64) -> Result<Option<Vec<u8>>, StoreError> {
+        state_in(self.conn, self.session.user, row)
+    }
+}
+
+/// A page of a memory from the file, newest exchange first.
 pub(super) fn page(
     conn: &RowReader<'_>,
     session: SessionId,
@@ -240,22 +326,37 @@ pub(super) fn page(
     let Some(session) = log::session_row(conn, session)? else {
         return Ok(MemoryPage::default());
     };
+    let placing = Placing::of(conn, &session)?;
+    let mut rows = FileRows {
+        conn,
+        session,
+        placing,
+    };
+    page_of(&mut rows, query)
+}
+
+/// A page of a memory, newest exchange first.
+pub(super) fn page_of<R: MemoryRows>(
+    rows: &mut R,
+    query: &MemoryQuery,
+) -> Result<MemoryPage, R::Error> {
     let mut page = MemoryPage::default();
     if let Some((task, request)) = query.reader {
-        page.task_state = written_by(conn, task, request)?;
+        page.task_state = rows.state_by(task, request)?;
     }
     let Some(newest) = query.memory else {
         return Ok(page);
     };
-    let first = At::find(conn, &session, &query.path, &newest)?;
+    let row = rows.newest(&query.path, &newest)?;
+    let link = row.exchange(newest.request, newest.exchanges)?;
+    let first = At { row, link };
     if page.task_state.is_none() {
-        page.task_state = first.state(conn, &session)?;
+        page.task_state = first.state(rows)?;
     }
     let mut at = Some(first);
-    let mut placing = Placing::of(conn, &session)?;
     let mut left = query.bytes;
     while let Some(here) = at.take_if(|_| page.exchanges.len() < query.exchanges) {
-        let items = here.items(conn, &session, &mut placing, &mut left)?;
+        let items = here.items(rows, &mut left)?;
         let too_large = items.is_none();
         if too_large && !page.exchanges.is_empty() {
             at = Some(here);
@@ -265,21 +366,21 @@ pub(super) fn page(
             left = 0;
         }
         let task_state = if here.link.wrote_state {
-            here.state(conn, &session)?
+            here.state(rows)?
         } else {
             None
         };
         page.exchanges.push(StoredExchange {
             number: here.link.number,
             request: here.link.request,
-            task: placing.name(here.link.task),
+            task: rows.task(here.link.task),
             outcome: here.link.outcome,
-            ended_at: written_items(conn, &here.row, &mut placing)?.at,
+            ended_at: rows.committed_at(&here.row)?,
             items: items.unwrap_or_default(),
             too_large,
             task_state,
         });
-        at = here.back(conn)?;
+        at = here.back(rows)?;
     }
     page.rest = at.map(|at| at.memory());
     Ok(page)
@@ -292,32 +393,14 @@ struct At {
 }
 
 impl At {
-    /// The newest exchange of a memory.
-    fn find(
-        conn: &RowReader<'_>,
-        session: &SessionRow,
-        path: &AgentPath,
-        memory: &Memory,
-    ) -> Result<Self, StoreError> {
-        let sql = "SELECT log FROM memory WHERE session = ?1 AND path = ?2 AND record = ?3";
-        let key = (session.pk, path.as_str(), to_sql(memory.record));
-        let row = match first(conn, sql, key, |row| row.get(0))? {
-            Some(log) => conn.row(log)?,
-            // Another exchange has ended since.
-            None => Arc::new(log::seek(conn, session, memory.record)?),
-        };
-        let link = row.exchange(memory.request, memory.exchanges)?;
-        Ok(Self { row, link })
-    }
-
     /// The exchange before.
-    fn back(self, conn: &RowReader<'_>) -> Result<Option<Self>, StoreError> {
+    fn back<R: MemoryRows>(self, rows: &R) -> Result<Option<Self>, R::Error> {
         let Some(before) = self.link.before else {
             return Ok(None);
         };
         let row = match self.link.prev {
             0 => self.row,
-            prev => conn.row(prev)?,
+            prev => rows.row(prev)?,
         };
         let link = row.exchange(before, self.link.number.saturating_sub(1))?;
         Ok(Some(Self { row, link }))
@@ -333,25 +416,19 @@ impl At {
     }
 
     /// The private state that the memory gives back.
-    fn state(
-        &self,
-        conn: &Connection,
-        session: &SessionRow,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
+    fn state<R: MemoryRows>(&self, rows: &mut R) -> Result<Option<Vec<u8>>, R::Error> {
         let Some(state) = self.link.state else {
             return Ok(None);
         };
-        state_in(conn, session.user, self.row.named(state))
+        rows.state_in(self.row.named(state))
     }
 
     /// The items of the request, oldest first. None if their payloads have more than `left` bytes.
-    fn items(
+    fn items<R: MemoryRows>(
         &self,
-        conn: &RowReader<'_>,
-        session: &SessionRow,
-        placing: &mut Placing,
+        rows: &mut R,
         left: &mut u64,
-    ) -> Result<Option<Vec<StoredItem>>, StoreError> {
+    ) -> Result<Option<Vec<StoredItem>>, R::Error> {
         let request = self.link.request;
         let used = Cell::new(0_u64);
         let fits = |item: &PlacedItem| {
@@ -365,8 +442,8 @@ impl At {
         let (mut at, mut task) = (self.row.named(self.link.grown), self.link.task);
         let mut found = Vec::new();
         loop {
-            let row = conn.row(at)?;
-            let page = read_items(conn, &row, session.user, placing, fits)?;
+            let row = rows.row(at)?;
+            let page = rows.items(&row, &fits)?;
             if used.get() > *left {
                 return Ok(None);
             }
@@ -392,29 +469,22 @@ pub(super) fn state_in(
 ) -> Result<Option<Vec<u8>>, StoreError> {
     let row = log::row(conn, log)?;
     let record = row.record()?;
-    let (mut index, mut found) = (0, None);
-    for event in &record.content.events {
-        if matches!(event, Event::TaskStatePut { .. }) {
-            found = Some(index);
-        }
-        index += event.bodies().len();
-    }
-    let found = found.ok_or_else(|| damaged(row.place(), "it has no private state"))?;
+    let (place, _) = private_state(&row, &record)?;
     let bodies = row.bodies(conn, user, &record)?;
-    Ok(bodies.into_iter().nth(found).flatten())
+    Ok(bodies.into_iter().nth(place).flatten())
 }
 
-/// The private state of a task, if this request was the last to write it.
-fn written_by(
-    conn: &Connection,
-    task: TaskId,
-    request: RequestId,
-) -> Result<Option<Vec<u8>>, StoreError> {
-    let sql = "SELECT value FROM task_state WHERE task = ?1 AND request = ?2";
-    let key = (id_bytes(task.as_uuid()), id_bytes(request.as_uuid()));
-    let packed: Option<Vec<u8>> = first(conn, sql, key, |row| row.get(0))?;
-    let unpacked = packed.map(|packed| codec::unpack(&packed)).transpose();
-    unpacked.map_err(|error| damaged(format!("the state of {task}"), error))
+/// The private state in the record of a row: its place among the payloads, and its name.
+pub(super) fn private_state(row: &LogRow, record: &Record) -> Result<(usize, BodyRef), StoreError> {
+    let (mut place, mut found) = (0, None);
+    for event in &record.content.events {
+        let bodies = event.bodies();
+        if matches!(event, Event::TaskStatePut { .. }) {
+            found = bodies.first().map(|name| (place, *name));
+        }
+        place += bodies.len();
+    }
+    found.ok_or_else(|| damaged(row.place(), "it has no private state"))
 }
 
 /// The newest revision at or before one that no rewind has taken back.

@@ -445,7 +445,7 @@ impl Hot {
         self.0.iter().rev()
     }
 
-    fn row(&self, id: i64) -> Option<&Arc<LogRow>> {
+    pub(super) fn row(&self, id: i64) -> Option<&Arc<LogRow>> {
         let at = self.0.binary_search_by_key(&id, |row| row.id).ok()?;
         Some(&self.0[at])
     }

@@ -11,7 +11,7 @@ use statehold_core::item::Visibility;
 use statehold_core::session::TtlMode;
 use statehold_store::sqlite::{Meter, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, Refusal, block_on};
-use statehold_store::{ItemQuery, SessionQuery, Store, StoreError, StoredItem};
+use statehold_store::{ItemQuery, MemoryQuery, SessionQuery, Store, StoreError, StoredItem};
 
 const LIMIT: usize = 50;
 
@@ -112,6 +112,66 @@ fn the_end_of_a_hot_session_is_read_without_one_instruction() {
     let cold = block_on(reads(&*store, session, task));
     assert_eq!(cold, hot, "without a tail");
     assert_eq!(store.tail_bytes(), 0);
+}
+
+/// What a turn reads while it runs: the memory, its records, and how it ended.
+#[test]
+fn a_turn_in_a_hot_session_reads_without_one_instruction() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let meter = Arc::new(Meter::default());
+    let options = SqliteOptions {
+        meter: Some(Arc::clone(&meter)),
+        ..unsynced(1 << 26)
+    };
+    let store = open(directory.path(), options);
+    let mut driver = block_on(talk(&shared(&store), 1));
+    let session = driver.session();
+    let read = |driver: &Driver, store: Arc<SqliteStore>| {
+        let (path, live) = ("planner".parse().expect("a path"), driver.requests.last());
+        let (request, ended) = (
+            *live.expect("one"),
+            driver.requests[driver.requests.len() - 2],
+        );
+        let task = driver.state.requests[&request].task;
+        let revision = driver.state.revision;
+        let query = MemoryQuery {
+            memory: driver.state.memories.get(&path).copied(),
+            path,
+            reader: Some((task, request)),
+            exchanges: 20,
+            bytes: 1 << 20,
+        };
+        block_on(async move {
+            let page = store.memory(session, query).await;
+            let records = store.records(session, revision - 8, 200).await;
+            let few = store.records(session, revision - 8, 2).await;
+            let ended = store.ended_request(ended).await;
+            let all = (page, records, few, ended);
+            (
+                all.0.expect("the store answers"),
+                all.1.expect("the store answers"),
+                all.2.expect("the store answers"),
+                all.3.expect("the store answers"),
+            )
+        })
+    };
+    block_on(async {
+        driver.run("planner", 600_000).await;
+        let note = driver.note("a note".to_owned());
+        let request = driver.requests.len();
+        let append = driver.append(request, vec![note]);
+        driver.by_worker(append).await;
+    });
+    let before = meter.read_steps.load(Ordering::Relaxed);
+    let hot = read(&driver, Arc::clone(&store));
+    assert_eq!(meter.read_steps.load(Ordering::Relaxed), before);
+    assert_eq!(hot.0.exchanges.len(), 20);
+    assert_eq!((hot.1.len(), hot.2.len()), (8, 2));
+    assert!(hot.3.is_some(), "it has ended");
+    drop(store);
+    driver.store = Arc::new(statehold_store::memory::MemoryStore::default());
+    let store = open(directory.path(), unsynced(0));
+    assert_eq!(read(&driver, store), hot, "as the file has it");
 }
 
 /// A router passes the answer of its agent on: the row of the router names bytes that another row brought.
