@@ -1,7 +1,8 @@
 //! The hot tail: the newest durable rows of the log, by session, so that reading the end of a session needs
 //! no disk. Bounded in bytes for all sessions together; the session that was not used for longest goes first.
 //!
-//! A row enters when its commit is durable, or when a reader has read it. Rows change by erasure only, so
+//! A session enters when it is read; from then on a row enters when its commit is durable, or when a reader has
+//! read it. Sessions that are only written cost nothing. Rows change by erasure only, so
 //! three rules keep the tail true: the rows of a session have no gap and end with its newest; none is older
 //! than its last rewind, its fork or an erasure; and a reader adds rows only to the entry that was there
 //! before it began to read, which a rewind or an erasure removes.
@@ -10,7 +11,7 @@
 //! answer for the session, so that a reader who saw the commit never sees the session without it.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -49,8 +50,8 @@ pub(super) struct Tail {
 #[derive(Default)]
 struct Kept {
     sessions: HashMap<SessionId, Entry>,
-    /// The sessions that the writer is committing to.
-    committing: HashSet<SessionId>,
+    /// The sessions that the writer is committing to, and whether each had an entry when it began.
+    committing: HashMap<SessionId, bool>,
     /// The requests that ended last, which never change, and their order.
     ended: HashMap<RequestId, EndedRequest>,
     ended_order: VecDeque<RequestId>,
@@ -113,22 +114,45 @@ impl Tail {
     /// Stops answering for the sessions of a group of commits, which the file is about to show.
     pub(super) fn begin_group(&self, sessions: impl Iterator<Item = SessionId>) {
         if self.bytes_max > 0 {
-            self.lock().committing.extend(sessions);
+            let mut kept = self.lock();
+            for session in sessions {
+                let is_read = kept.sessions.contains_key(&session);
+                kept.committing.insert(session, is_read);
+            }
         }
     }
 
-    /// Takes over the rows of a group of commits that are durable now, and answers for its sessions again.
-    pub(super) fn end_group(&self, durable: impl Iterator<Item = (Box<Commit>, RowColumns)>) {
+    /// Takes over the rows of a group of commits that are durable now, of sessions that have an entry, and
+    /// answers for its sessions again.
+    pub(super) fn end_group(&self, durable: Vec<(Box<Commit>, RowColumns)>) {
         if self.bytes_max == 0 {
-            return durable.for_each(drop);
+            return;
         }
-        let rows: Vec<NewRow> = durable
-            .map(|(commit, columns)| self.new_row(commit, columns))
-            .collect();
+        let kept = self.lock();
+        let is_read = |commit: &Commit| kept.committing.get(&commit.session()) == Some(&true);
+        let is_read: Vec<bool> = durable.iter().map(|(commit, _)| is_read(commit)).collect();
+        drop(kept);
+        let (mut rows, mut unread, mut ended) = (Vec::new(), Vec::new(), Vec::new());
+        for ((mut commit, columns), is_read) in durable.into_iter().zip(is_read) {
+            // A fork ends copies; the requests of the origin do not change.
+            if commit.writes.fork.is_none() {
+                ended.append(&mut commit.changes.ended_requests);
+            }
+            if is_read {
+                rows.push(self.new_row(commit, columns));
+            } else {
+                unread.push(commit.session());
+            }
+        }
         self.change(|kept| {
             kept.committing.clear();
+            kept.note_ended(ended);
             for row in rows {
                 kept.learn(row, self.session_max());
+            }
+            // A reader may have made an entry meanwhile, without the new row.
+            for session in unread {
+                kept.remove(session);
             }
         });
     }
@@ -140,10 +164,6 @@ impl Tail {
         let is_rewind = events.any(|event| matches!(event, Event::Rewound { .. }));
         let is_erasure = commit.writes.erased.is_some();
         let summary = NextSummary::of(&mut commit, columns.session);
-        let is_fork = commit.writes.fork.is_some();
-        let mut ended = std::mem::take(&mut commit.changes.ended_requests);
-        // A fork ends copies; the requests of the origin do not change.
-        ended.retain(|_| !is_fork);
         let mut row = LogRow::written(*commit, columns);
         let payload_max = self.bytes_max / PAYLOAD_SHARE;
         row.blobs.retain(|(_, packed)| packed.len() <= payload_max);
@@ -152,7 +172,6 @@ impl Tail {
             is_rewind,
             is_kept: !is_erasure && ENTRY_BYTES + bytes_of(&row) <= self.session_max(),
             summary,
-            ended,
             row: Arc::new(row),
         }
     }
@@ -262,15 +281,26 @@ struct NewRow {
     is_rewind: bool,
     is_kept: bool,
     summary: Option<NextSummary>,
-    ended: Vec<EndedRequest>,
     row: Arc<LogRow>,
 }
 
 impl Kept {
     /// The entry of a session that no commit is being written to.
     fn settled(&mut self, session: SessionId) -> Option<&mut Entry> {
-        let is_settled = !self.committing.contains(&session);
+        let is_settled = !self.committing.contains_key(&session);
         is_settled.then(|| self.touch(session)).flatten()
+    }
+
+    fn note_ended(&mut self, requests: Vec<EndedRequest>) {
+        for ended in requests {
+            self.ended_order.push_back(ended.id);
+            self.ended.insert(ended.id, ended);
+        }
+        while self.ended_order.len() > ENDED_MAX
+            && let Some(oldest) = self.ended_order.pop_front()
+        {
+            self.ended.remove(&oldest);
+        }
     }
 
     fn learn(&mut self, new: NewRow, session_max: usize) {
@@ -280,15 +310,6 @@ impl Kept {
             row,
             ..
         } = new;
-        for ended in new.ended {
-            self.ended_order.push_back(ended.id);
-            self.ended.insert(ended.id, ended);
-        }
-        while self.ended_order.len() > ENDED_MAX
-            && let Some(oldest) = self.ended_order.pop_front()
-        {
-            self.ended.remove(&oldest);
-        }
         let entry = self.sessions.get(&session);
         let newest = entry.and_then(|entry| entry.rows.last());
         let follows = newest.is_none_or(|newest| newest.id == row.prev);

@@ -197,7 +197,7 @@ impl Group {
             answers.push((reply, answer.map(|()| revision)));
         }
         // Before the answers: a caller that has its answer finds the row in the tail.
-        self.tail.end_group(durable.into_iter());
+        self.tail.end_group(durable);
         for (reply, answer) in answers {
             drop(reply.send(answer));
         }
