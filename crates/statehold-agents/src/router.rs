@@ -132,7 +132,7 @@ impl Agent for RouterAgent {
     }
 
     /// Rules ask no model: the turn begins with the request to the chosen agent.
-    fn begins_inside(&self) -> bool {
+    fn starts_with_commit(&self) -> bool {
         self.chooser.is_none()
     }
 }

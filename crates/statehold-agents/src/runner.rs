@@ -277,7 +277,7 @@ impl Generation {
         let request = &claimed.request.clone();
         // Steps are durable before a model, an agent or a tool is asked. The lease is the only thing that a
         // turn begins with and that may not be: each write of a turn returns when it is durable.
-        if !agent.begins_inside() {
+        if !agent.starts_with_commit() {
             request.durable().await?;
         }
         // A request that waited in memory for a heartbeat interval may have been claimed by another

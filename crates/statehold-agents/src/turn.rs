@@ -25,7 +25,7 @@ pub(crate) trait Agent: Send + Sync {
 
     /// Whether a turn first writes to its session, and asks nothing outside before that is durable. Such a
     /// turn begins before its claim is durable. Every other turn begins after.
-    fn begins_inside(&self) -> bool {
+    fn starts_with_commit(&self) -> bool {
         false
     }
 }

@@ -75,9 +75,14 @@ pub async fn commit_both(
         payloads: payloads.clone(),
         ..SessionWrite::new(engine, call, session)
     };
-    let before = (&write(first.1), first.0);
-    let view = |made: &DecidedCommit<'_>| Some(RawView::of(made));
-    write(second.1).commit_behind(before, second.0, view).await
+    let both = SessionWrite {
+        preceded_by: Some((&write(first.1), first.0)),
+        ..write(second.1)
+    };
+    let done = both
+        .commit(second.0, |made| Some(RawView::of(made)))
+        .await?;
+    Ok(done.view)
 }
 
 /// Payloads for a command to a session.

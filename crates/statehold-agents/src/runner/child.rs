@@ -74,7 +74,7 @@ impl AgentRun {
         // Reserve a turn and claim a hosted child in the commit that starts it. That saves the trip
         // through the claim queue.
         let slot = self.generation.reserve_turn(agent).await;
-        let begins_inside = slot.as_ref().map(TurnSlot::begins_inside);
+        let starts_with_commit = slot.as_ref().map(TurnSlot::starts_with_commit);
         let (slot, answer) = (Mutex::new(slot), Mutex::new(None));
         let hand_over = |child: ClaimedTurn| {
             let (parent, told) = oneshot::channel();
@@ -88,9 +88,9 @@ impl AgentRun {
                     .start_turn(agent.clone(), child, Some(parent)),
             }
         };
-        let lease = begins_inside.map(|begins_inside| ChildLease {
+        let lease = starts_with_commit.map(|starts_with_commit| ChildLease {
             ttl_ms: super::lease_ms(),
-            begins_inside,
+            starts_with_commit,
             hand_over: &hand_over,
         });
         self.notify_hook(StepKind::Child, CommitPhase::Before);

@@ -174,8 +174,8 @@ pub(super) struct TurnSlot {
 
 impl TurnSlot {
     /// Whether a turn of the agent begins before its claim is durable.
-    pub(super) fn begins_inside(&self) -> bool {
-        self.local.agent.begins_inside()
+    pub(super) fn starts_with_commit(&self) -> bool {
+        self.local.agent.starts_with_commit()
     }
 
     /// Starts the turn. `parent` waits for its answer.
@@ -213,7 +213,7 @@ impl Generation {
     pub(super) fn start_claiming(self: &Arc<Self>) {
         for (name, local) in &self.agents {
             let permits = Arc::clone(&local.turns);
-            let how = (lease_ms(), local.agent.begins_inside());
+            let how = (lease_ms(), local.agent.starts_with_commit());
             let begun = self.engine.claim_on_start(&self.tenant, name, permits, how);
             let auto_claimed = Arc::clone(self).run_auto_claimed(local.clone(), begun);
             self.claimers.spawn(auto_claimed);

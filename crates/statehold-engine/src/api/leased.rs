@@ -23,8 +23,8 @@ use statehold_store::{MemoryPage, MemoryQuery, StateValue, StoredRecord};
 use crate::bodies::{ItemBody, to_bytes};
 use crate::caller::Caller;
 use crate::claim::ClaimedRequest;
-use crate::commit::attempt::Durability;
 use crate::commit::call::{Call, DecidedCommit};
+use crate::commit::mailbox::Durability;
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
@@ -40,8 +40,8 @@ use crate::read::{ItemPage, RequestDetail};
 pub struct ChildLease<'a> {
     /// How long it lasts without a heartbeat.
     pub ttl_ms: u64,
-    /// Whether the turn of the child begins with another command of the session.
-    pub begins_inside: bool,
+    /// Whether the turn of the child starts with another command of the session.
+    pub starts_with_commit: bool,
     /// Takes the child when its start is decided.
     pub hand_over: &'a (dyn Fn(ClaimedTurn) + Send + Sync),
 }
@@ -178,8 +178,8 @@ impl ClaimedTurn {
         })
     }
 
-    /// The turn of a request that was started and leased just now. `state` has the lease, decided and in
-    /// line. None if the state has no such request.
+    /// The turn of a request that was started and leased just now. `state` has the lease, decided and
+    /// queued. None if the state has no such request.
     pub(crate) fn decided(
         engine: &Engine,
         call: &Call,
@@ -294,9 +294,12 @@ impl LeasedRequest {
         let (append, payloads) = first.append_to(by);
         let first = self.write(payloads);
         let (command, payloads) = batch.append_to(by);
+        let write = SessionWrite {
+            preceded_by: Some((&first, &append)),
+            ..self.write(payloads)
+        };
         let ids = |made: &DecidedCommit<'_>| Some(item_ids(made));
-        let write = self.write(payloads);
-        write.commit_behind((&first, &append), &command, ids).await
+        Ok(write.commit(&command, ids).await?.view)
     }
 
     /// Starts a request to another agent below this one. The batch has the payloads of the input. `step` is
@@ -341,18 +344,18 @@ impl LeasedRequest {
             }
             Some(id)
         };
+        let step = step.map(|step| {
+            let (append, payloads) = step.append_to(by);
+            (self.write(payloads), append)
+        });
         let start = SessionWrite {
             credential,
             on_decided: Some(&hand_over),
-            is_followed: lease.as_ref().is_some_and(|lease| lease.begins_inside),
+            is_delayed: lease.as_ref().is_some_and(|lease| lease.starts_with_commit),
+            preceded_by: step.as_ref().map(|(step, append)| (step, append)),
             ..self.write(batch.payloads)
         };
-        let Some(step) = step else {
-            return Ok(start.commit(&command, id).await?.view);
-        };
-        let (append, payloads) = step.append_to(by);
-        let step = self.write(payloads);
-        start.commit_behind((&step, &append), &command, id).await
+        Ok(start.commit(&command, id).await?.view)
     }
 
     /// Completes the request with its answer, and cancels children that are still live.
@@ -388,7 +391,7 @@ impl LeasedRequest {
         let tell = |_: Durability| on_decided.into_iter().for_each(|tell| tell());
         let write = SessionWrite {
             on_decided: Some(&tell),
-            is_followed: on_decided.is_some(),
+            is_delayed: on_decided.is_some(),
             ..self.write(batch.payloads)
         };
         write.commit_unseen(&command).await.map(drop)

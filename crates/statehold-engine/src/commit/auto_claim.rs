@@ -7,15 +7,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use statehold_core::command::Command;
-use statehold_core::ids::RequestId;
+use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
 use statehold_core::request::LiveStatus;
 use statehold_core::session::SessionState;
 use statehold_store::{Commit, StoredRecord};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::attempt::{Durability, Submission};
 use super::call::Call;
+use super::mailbox::Durability;
+use super::write::{SessionWrite, Submission};
 use crate::api::leased::ClaimedTurn;
 use crate::caller::Caller;
 use crate::engine::Engine;
@@ -35,7 +36,7 @@ pub struct AutoClaim {
 pub(crate) struct OwnWorker {
     room: Arc<Semaphore>,
     lease_ms: u64,
-    begins_inside: bool,
+    starts_with_commit: bool,
     sender: mpsc::UnboundedSender<AutoClaim>,
 }
 
@@ -44,10 +45,10 @@ pub(crate) type OwnWorkers = Lock<HashMap<(Name, Name), OwnWorker>>;
 
 /// A claim that is decided right behind the start of its request.
 pub(super) struct PendingClaim {
-    pub(super) call: Call,
+    call: Call,
     pub(super) command: Command,
-    /// Whether the turn begins with another command of the session.
-    pub(super) begins_inside: bool,
+    /// Whether the turn starts with another command of the session.
+    starts_with_commit: bool,
     request: RequestId,
     /// The record that starts the request.
     started: StoredRecord,
@@ -56,7 +57,14 @@ pub(super) struct PendingClaim {
 }
 
 impl PendingClaim {
-    /// Sends the claim, now that it is in line, to its receiver. If the receiver is closed, the lease
+    pub(super) fn write<'a>(&'a self, engine: &'a Engine, session: SessionId) -> SessionWrite<'a> {
+        SessionWrite {
+            is_delayed: self.starts_with_commit,
+            ..SessionWrite::new(engine, &self.call, session)
+        }
+    }
+
+    /// Sends the claim, now that it is queued, to its receiver. If the receiver is closed, the lease
     /// lapses, or the next process releases it.
     pub(super) fn send(self, engine: &Engine, after: &SessionState, durability: Durability) {
         let started = (self.request, self.started);
@@ -70,21 +78,21 @@ impl PendingClaim {
 
 impl Engine {
     /// Claims requests of an agent for the server when they start, while `room` has permits. The
-    /// receiver gets each claim once it is decided. `begins_inside`: a turn of the agent begins with another
-    /// command of the session, and one write to the disk takes it too. An earlier receiver for the same
+    /// receiver gets each claim once it is decided. `starts_with_commit`: a turn of the agent starts with
+    /// another command of the session, and one write to the disk takes it too. An earlier receiver for the same
     /// agent still gets the claims made so far, and then its channel closes.
     pub fn claim_on_start(
         &self,
         tenant: &Name,
         agent: &Name,
         room: Arc<Semaphore>,
-        (lease_ms, begins_inside): (u64, bool),
+        (lease_ms, starts_with_commit): (u64, bool),
     ) -> mpsc::UnboundedReceiver<AutoClaim> {
         let (sender, claims) = mpsc::unbounded_channel();
         let worker = OwnWorker {
             room,
             lease_ms,
-            begins_inside,
+            starts_with_commit,
             sender,
         };
         let mut workers = self.inner().own_workers.lock();
@@ -127,7 +135,7 @@ impl Engine {
                 request,
                 ttl_ms: worker.lease_ms,
             },
-            begins_inside: worker.begins_inside,
+            starts_with_commit: worker.starts_with_commit,
             request,
             room: worker.room.try_acquire_owned().ok()?,
             started: submission.payloads.stored(&commit.record),

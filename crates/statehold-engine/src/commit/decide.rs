@@ -1,18 +1,36 @@
-//! The core's decision, with all the context that it needs besides the state.
+//! From a command to its commit: the core's decision, with all the context that it needs besides the state,
+//! and the commit of its record with the answer to keep.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use statehold_core::command::{Cold, Command, Context, Outcome, Past};
 use statehold_core::decide::decide;
 use statehold_core::ids::RequestId;
 use statehold_core::principal::Actor;
+use statehold_core::record::Record;
 use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
+use statehold_store::{Answer, Commit};
 
-use super::attempt::Submission;
-use super::write::Authority;
+use super::call::DecidedCommit;
+use super::idempotency::KEPT_MS;
+use super::mailbox::is_missing;
+use super::write::{Authority, Submission};
 use crate::engine::{Engine, Inner, entropy};
 use crate::error::EngineError;
+use crate::guard::credentials::PendingCredential;
+use crate::locks::KeyLock;
+
+/// A decided command that is not queued yet.
+pub(super) struct PreparedCommit {
+    pub(super) commit: Commit,
+    pub(super) body: Vec<u8>,
+    pub(super) credential: Option<PendingCredential>,
+    pub(super) key_lock: Option<Arc<KeyLock>>,
+    /// Whether the store gets the commit together with the next one of the session.
+    pub(super) is_delayed: bool,
+}
 
 impl Engine {
     /// Checks the right and the preconditions on the state at hand, then lets the core decide.
@@ -75,6 +93,79 @@ impl Engine {
             merged.require_newest(state)?;
         }
         Ok(outcome)
+    }
+
+    /// The commit of a record, and the answer that its caller gets. A command that is refused after
+    /// all, because a deadline had passed, has no answer to keep.
+    pub(super) fn prepare(
+        &self,
+        before: &SessionState,
+        submission: &Submission<'_>,
+        record: Record,
+        is_done: bool,
+    ) -> Result<PreparedCommit, EngineError> {
+        let Submission { write, command, .. } = submission;
+        let bodies = submission.payloads.of(&record);
+        let mut commit = Commit::new(before, record, bodies)
+            .map_err(|error| EngineError::Invalid(error.to_string()))?;
+        if let Some(merged) = submission.merged {
+            commit.set_merged(merged.shared.iter().cloned());
+        }
+        let credential = write.credential.map(|credential| {
+            let credentials = &self.inner().credentials;
+            credentials.keep((credential, &write.call.caller), command, &commit)
+        });
+        let mut ready = PreparedCommit {
+            credential: credential.transpose()?,
+            body: Vec::new(),
+            key_lock: submission.key_lock.clone(),
+            is_delayed: write.is_delayed,
+            commit,
+        };
+        if !is_done {
+            return Ok(ready);
+        }
+        let commit = &mut ready.commit;
+        ready.body = (submission.answer)(&DecidedCommit {
+            before,
+            after: &commit.after,
+            record: &commit.record,
+            changes: &commit.changes,
+            payloads: submission.payloads,
+        });
+        commit.answer = write.call.key.map(|key| Answer {
+            key: key.key,
+            fingerprint: key.fingerprint,
+            session: commit.session(),
+            revision: commit.after.revision,
+            body: ready.body.clone(),
+            expires_at: self.inner().clock.now().plus_ms(KEPT_MS),
+        });
+        Ok(ready)
+    }
+
+    /// Decides commands behind one that is not queued yet, each on the result of the one before. Stops at the
+    /// first that does not result in a commit: any other result is valid only on a durable state.
+    pub(super) async fn prepare_next(
+        &self,
+        decided: &mut Vec<PreparedCommit>,
+        submissions: &[Submission<'_>],
+    ) {
+        for submission in submissions {
+            let Some(PreparedCommit { commit, .. }) = decided.last() else {
+                return;
+            };
+            if is_missing(&commit.after, &submission.command.named()) {
+                return;
+            }
+            let Ok(Outcome::Commit(record)) = self.decide(&commit.after, submission).await else {
+                return;
+            };
+            let Ok(next) = self.prepare(&commit.after, submission, record, true) else {
+                return;
+            };
+            decided.push(next);
+        }
     }
 }
 

@@ -112,7 +112,7 @@ impl Engine {
             credential.settle();
         }
         for ((tenant, agent), awaited) in effects.awaited {
-            // A claim that is in line behind the start wakes the workers if it fails.
+            // A claim that is queued behind the start wakes the workers if it fails.
             let is_claimed = matches!(awaited, Awaited::Queued(id) if mailbox.is_leased(id));
             if !is_claimed {
                 inner.queue(&tenant, &agent).notify_waiters();

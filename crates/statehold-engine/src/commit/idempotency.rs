@@ -143,7 +143,10 @@ impl Engine {
     pub(crate) async fn lock_session(&self, session: SessionId) -> Result<KeyLock, EngineError> {
         let key = digest(&[b"turn", session.to_string().as_bytes()]);
         let lock = self.inner().in_flight.lock(key).await;
-        self.wait_durable(session).await?;
+        self.head(session, false)
+            .await?
+            .release_until_durable()
+            .await;
         Ok(lock)
     }
 

@@ -4,36 +4,43 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use statehold_core::command::Named;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::session::{Owner, SessionState};
 use statehold_store::{Commit, PendingCommit, Store, StoreError};
-use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard, oneshot, watch};
+use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard, oneshot, watch};
 
+use super::call::Receipt;
+use super::decide::PreparedCommit;
+use super::effects::Effects;
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::locks::Lock;
 
+/// How long a delayed commit waits for the next command of its session.
+const COMMIT_DELAY: Duration = Duration::from_millis(1);
+
 /// The place where commands to one session are decided.
+#[derive(Default)]
 pub(crate) struct Mailbox {
-    pub(super) session: SessionId,
     /// The newest state. None until it is loaded, and after a failed commit.
-    newest: Mutex<Option<Newest>>,
+    newest: Arc<Mutex<Option<Newest>>>,
     /// The newest state that is known to be durable, so that questions need no disk while commits are
     /// under way. Replaced before the revision is announced.
     kept: Lock<Option<Arc<SessionState>>>,
-    /// Decided commits that the store does not have yet, oldest first: each waits a moment for the command
-    /// that follows it, so that one write to the disk takes both.
-    held_back: Mutex<VecDeque<HeldCommit>>,
+    /// Decided commits that the store does not have yet, oldest first. It gets them together, so that one
+    /// write to the disk takes them all.
+    delayed: Mutex<VecDeque<DelayedCommit>>,
     /// How far the session is durable; feeds wait for it.
     pub(crate) durable: watch::Sender<Durable>,
     /// When it was last asked for, in calls to the engine.
     used: AtomicU64,
 }
 
-/// A commit that waits for the next, and where its place in the store's line is told.
-type HeldCommit = (Commit, oneshot::Sender<Result<PendingCommit, StoreError>>);
+/// A commit that the store does not have yet, and the sender of the store's reply.
+type DelayedCommit = (Commit, oneshot::Sender<Result<PendingCommit, StoreError>>);
 
 #[derive(Debug)]
 struct Newest {
@@ -52,19 +59,47 @@ pub(crate) struct Durable {
 }
 
 /// The newest state of a session, locked: no other command of the session is decided meanwhile.
-pub(crate) struct Head<'a> {
-    newest: MappedMutexGuard<'a, Newest>,
-    durable: watch::Receiver<Durable>,
+pub(crate) struct Head {
+    mailbox: Arc<Mailbox>,
+    newest: OwnedMappedMutexGuard<Option<Newest>, Newest>,
 }
 
-impl Head<'_> {
+/// A commit on its way to the disk.
+pub(super) struct QueuedCommit {
+    receipt: Receipt<()>,
+    confirmed: oneshot::Receiver<Result<u64, StoreError>>,
+    pub(super) durability: Durability,
+}
+
+impl QueuedCommit {
+    /// Waits until the commit is durable.
+    pub(super) async fn confirmed(self) -> Result<Receipt<()>, StoreError> {
+        let result = self.confirmed.await.unwrap_or(Err(StoreError::Stopped));
+        result.map(|_| self.receipt)
+    }
+}
+
+/// Tells when a decided command is durable.
+#[derive(Debug, Clone)]
+pub(crate) struct Durability {
+    /// Whether it is durable, or has failed. None while its commit is in flight.
+    settled: watch::Receiver<Option<bool>>,
+    /// How many commits of the session had failed when it was decided.
+    failures: u64,
+}
+
+impl Durability {
+    /// Waits until the command is durable. False if its commit failed.
+    pub(crate) async fn wait(&self) -> bool {
+        let mut settled = self.settled.clone();
+        let settled = settled.wait_for(Option::is_some).await;
+        settled.is_ok_and(|is_durable| *is_durable == Some(true))
+    }
+}
+
+impl Head {
     pub(crate) fn state(&self) -> &SessionState {
         &self.newest.state
-    }
-
-    /// How many commits had failed when the state was loaded.
-    pub(super) fn failures(&self) -> u64 {
-        self.newest.failures
     }
 
     /// The state, for use after the lock is released.
@@ -72,43 +107,113 @@ impl Head<'_> {
         Arc::clone(&self.newest.state)
     }
 
-    /// Replaces the state with one that was decided on it.
-    pub(super) fn advance(&mut self, state: Arc<SessionState>) {
-        self.newest.state = state;
+    /// Whether this state may lack a decided command: a commit has failed since.
+    pub(super) fn may_lack(&self, command: &Durability) -> bool {
+        command.failures != self.newest.failures && *command.settled.borrow() != Some(true)
     }
 
     /// Waits until the state is durable. False if a commit before it failed: a decision on this state means
     /// nothing then.
-    pub(super) async fn is_durable(&mut self) -> bool {
+    pub(super) async fn is_durable(&self) -> bool {
         let (revision, failures) = (self.newest.state.revision, self.newest.failures);
-        is_durable(&mut self.durable, revision, failures).await
+        self.mailbox.is_durable(revision, failures).await
     }
 
     /// Like [`Head::is_durable`], and lets other commands be decided meanwhile.
     pub(crate) async fn release_until_durable(self) -> bool {
         let (revision, failures) = (self.newest.state.revision, self.newest.failures);
-        let Self {
-            newest,
-            mut durable,
-        } = self;
-        drop(newest);
-        is_durable(&mut durable, revision, failures).await
+        drop(self.newest);
+        self.mailbox.is_durable(revision, failures).await
     }
 
-    /// Whether an act or a command names something that is not live.
+    /// Whether an act or a command names an object that is not live.
     pub(crate) fn is_missing(&self, named: &Named) -> bool {
         is_missing(self.state(), named)
     }
+
+    /// Hands commits to the store in one go: each was decided on the one before, the first on this head,
+    /// which moves to the last. A delayed commit stays here until the next one comes, for a millisecond at
+    /// most. All become durable also if their caller goes away.
+    pub(super) async fn enqueue(
+        &mut self,
+        engine: &Engine,
+        decided: Vec<PreparedCommit>,
+    ) -> Result<Vec<QueuedCommit>, EngineError> {
+        let mailbox = Arc::clone(&self.mailbox);
+        let mut delayed = mailbox.delayed.lock().await;
+        let mut queued = Vec::with_capacity(decided.len());
+        let is_alone = decided.len() == 1 && delayed.is_empty();
+        let mut decided = decided.into_iter();
+        while let Some(ready) = decided.next() {
+            let PreparedCommit {
+                commit,
+                body,
+                credential,
+                key_lock,
+                is_delayed,
+            } = ready;
+            let after = Arc::new(commit.after.clone());
+            let receipt = Receipt {
+                view: (),
+                session: after.session,
+                body,
+                revision: after.revision,
+                replayed: false,
+            };
+            let effects = Effects::of(engine.inner(), &commit, credential);
+            let store = Arc::clone(&engine.inner().store);
+            let is_last = decided.len() == 0;
+            let (mut pending, sends) = if is_alone && !is_delayed {
+                (store.begin_commit(commit).await?, false)
+            } else {
+                (delay(&mut delayed, commit), is_last)
+            };
+            // From here to the last spawned task there is no await: a caller that goes away cannot leave a
+            // head that builds on a commit without a task that waits for it.
+            self.newest.state = Arc::clone(&after);
+            let (confirm, confirmed) = oneshot::channel();
+            let (settle, settled) = watch::channel(None);
+            let (own, mailbox) = (engine.clone(), Arc::clone(&mailbox));
+            engine.inner().tasks.spawn(async move {
+                if sends && is_delayed {
+                    tokio::select! {
+                        biased;
+                        result = &mut pending => pending = Box::pin(std::future::ready(result)),
+                        () = tokio::time::sleep(COMMIT_DELAY) => mailbox.send_delayed(&*store).await,
+                    }
+                } else if sends {
+                    mailbox.send_delayed(&*store).await;
+                }
+                let result = pending.await;
+                match &result {
+                    Ok(_) => own.take_effect(&mailbox, &after, effects).await,
+                    Err(error) => own.undo(&mailbox, error, effects),
+                }
+                // A repeat finds the kept answer from here on.
+                drop(key_lock);
+                settle.send_replace(Some(result.is_ok()));
+                // The caller may have gone away. The commit stays.
+                drop(confirm.send(result));
+            });
+            let failures = self.newest.failures;
+            queued.push(QueuedCommit {
+                receipt,
+                confirmed,
+                durability: Durability { settled, failures },
+            });
+        }
+        Ok(queued)
+    }
 }
 
-async fn is_durable(durable: &mut watch::Receiver<Durable>, revision: u64, failures: u64) -> bool {
-    let now = durable
-        .wait_for(|durable| durable.failures != failures || durable.revision >= revision)
-        .await;
-    now.is_ok_and(|now| now.failures == failures)
+/// Adds a commit to those that the store gets together.
+fn delay(delayed: &mut VecDeque<DelayedCommit>, commit: Commit) -> PendingCommit {
+    let (reply, begun) = oneshot::channel();
+    delayed.push_back((commit, reply));
+    Box::pin(async { begun.await.unwrap_or(Err(StoreError::Stopped))?.await })
 }
 
-/// Whether something that is named is not live in a state.
+/// Whether a named object is not live in a state.
 pub(super) fn is_missing(state: &SessionState, named: &Named) -> bool {
     named
         .request
@@ -119,44 +224,13 @@ pub(super) fn is_missing(state: &SessionState, named: &Named) -> bool {
 }
 
 impl Mailbox {
-    fn new(session: SessionId) -> Self {
-        Self {
-            session,
-            newest: Mutex::new(None),
-            kept: Lock::default(),
-            held_back: Mutex::default(),
-            durable: watch::Sender::new(Durable::default()),
-            used: AtomicU64::new(0),
-        }
-    }
-
-    /// Locks the newest state, loaded if need be. A session that `is_new` begins empty if it is not there.
-    pub(crate) async fn head(&self, inner: &Inner, is_new: bool) -> Result<Head<'_>, EngineError> {
-        let mut slot = self.newest.lock().await;
-        let failures = self.durable.borrow().failures;
-        if slot
-            .as_ref()
-            .is_some_and(|newest| newest.failures != failures)
-        {
-            *slot = None;
-        }
-        if slot.is_none() {
-            let loaded = inner.store.load(self.session).await;
-            let loaded = loaded.inspect_err(|error| inner.damaged.note(self.session, error))?;
-            let state = if let Some(state) = loaded {
-                let state = Arc::new(state);
-                self.announce(&state);
-                state
-            } else if is_new {
-                Arc::new(SessionState::new(self.session))
-            } else {
-                return Err(EngineError::NotFound);
-            };
-            *slot = Some(Newest { state, failures });
-        }
-        let newest = MutexGuard::map(slot, |slot| slot.as_mut().expect("it was just filled"));
-        let durable = self.durable.subscribe();
-        Ok(Head { newest, durable })
+    /// Waits until a revision is durable. False if a commit has failed since it was decided.
+    async fn is_durable(&self, revision: u64, failures: u64) -> bool {
+        let mut durable = self.durable.subscribe();
+        let now = durable
+            .wait_for(|durable| durable.failures != failures || durable.revision >= revision)
+            .await;
+        now.is_ok_and(|now| now.failures == failures)
     }
 
     /// Whether a worker has a request in the newest state. False if a command is being decided.
@@ -167,54 +241,13 @@ impl Mailbox {
         live.is_some_and(|live| live.lease.is_some())
     }
 
-    /// Hands a commit to the store. One that is followed at once is held back for the next, and so is one
-    /// behind it: [`Mailbox::send_held_back`] hands them over. Also returns whether it is held back.
-    pub(super) async fn begin_commit(
-        &self,
-        store: &dyn Store,
-        commit: Commit,
-        is_followed: bool,
-    ) -> Result<(PendingCommit, bool), StoreError> {
-        let mut held_back = self.held_back.lock().await;
-        if held_back.is_empty() && !is_followed {
-            return Ok((store.begin_commit(commit).await?, false));
-        }
-        let (tell, told) = oneshot::channel();
-        held_back.push_back((commit, tell));
-        let pending: PendingCommit = Box::pin(async {
-            let begun = told.await.unwrap_or(Err(StoreError::Stopped));
-            begun?.await
-        });
-        Ok((pending, true))
-    }
-
-    /// Hands the commits that are held back to the store, in their order.
-    pub(super) async fn send_held_back(&self, store: &dyn Store) {
-        let mut held_back = self.held_back.lock().await;
-        while let Some((commit, tell)) = held_back.pop_front() {
+    /// Hands the delayed commits to the store, in their order.
+    async fn send_delayed(&self, store: &dyn Store) {
+        let mut delayed = self.delayed.lock().await;
+        while let Some((commit, reply)) = delayed.pop_front() {
             // The task of each commit waits for it, so the receiver is there.
-            drop(tell.send(store.begin_commit(commit).await));
+            drop(reply.send(store.begin_commit(commit).await));
         }
-    }
-
-    /// The newest state that is durable.
-    pub(crate) async fn durable_state(
-        &self,
-        inner: &Inner,
-    ) -> Result<Arc<SessionState>, EngineError> {
-        let head = self.head(inner, false).await?;
-        let durable = self.durable.borrow().revision;
-        if durable >= head.state().revision {
-            return Ok(head.shared_state());
-        }
-        drop(head);
-        // Commits are under way: the state below them is kept, or the store has it.
-        let kept = self.kept.lock().clone();
-        if let Some(kept) = kept.filter(|kept| kept.revision >= durable) {
-            return Ok(kept);
-        }
-        let stored = inner.store.load(self.session).await?;
-        stored.map(Arc::new).ok_or(EngineError::NotFound)
     }
 
     /// Keeps a state that is durable now, and wakes the readers that wait for it.
@@ -245,34 +278,56 @@ impl Mailbox {
 }
 
 impl Engine {
-    /// The mailbox of a session that exists. Other ids get none, so that they evict nothing.
-    pub(crate) async fn mailbox(&self, session: SessionId) -> Result<Arc<Mailbox>, EngineError> {
+    /// Locks the newest state of a session, loaded if need be. A session that `is_new` begins empty if it is
+    /// not there.
+    pub(crate) async fn head(&self, session: SessionId, is_new: bool) -> Result<Head, EngineError> {
+        let inner = self.inner();
+        let mailbox = self.mailbox(session, is_new).await?;
+        let mut slot = Arc::clone(&mailbox.newest).lock_owned().await;
+        let failures = mailbox.durable.borrow().failures;
+        if slot
+            .as_ref()
+            .is_some_and(|newest| newest.failures != failures)
+        {
+            *slot = None;
+        }
+        if slot.is_none() {
+            let loaded = inner.store.load(session).await;
+            let loaded = loaded.inspect_err(|error| inner.damaged.note(session, error))?;
+            let state = if let Some(state) = loaded {
+                let state = Arc::new(state);
+                mailbox.announce(&state);
+                state
+            } else if is_new {
+                Arc::new(SessionState::new(session))
+            } else {
+                return Err(EngineError::NotFound);
+            };
+            *slot = Some(Newest { state, failures });
+        }
+        let newest = OwnedMutexGuard::map(slot, |slot| slot.as_mut().expect("it was just filled"));
+        Ok(Head { mailbox, newest })
+    }
+
+    /// The mailbox of a session that exists, or `is_new` and about to be created. Other ids get none, so
+    /// that they evict nothing.
+    async fn mailbox(&self, session: SessionId, is_new: bool) -> Result<Arc<Mailbox>, EngineError> {
         let inner = self.inner();
         let hot = inner.mailboxes.lock().get(&session).cloned();
         if let Some(mailbox) = hot {
             mailbox.touch(inner);
             return Ok(mailbox);
         }
-        match inner.store.session(session).await? {
-            Some(_) => Ok(self.mailbox_of_new(session)),
-            None => Err(EngineError::NotFound),
+        if !is_new && inner.store.session(session).await?.is_none() {
+            return Err(EngineError::NotFound);
         }
-    }
-
-    /// The mailbox of a session that is about to be created; made if missing.
-    pub(super) fn mailbox_of_new(&self, session: SessionId) -> Arc<Mailbox> {
-        let inner = self.inner();
         let mut mailboxes = inner.mailboxes.lock();
-        let mailbox = Arc::clone(
-            mailboxes
-                .entry(session)
-                .or_insert_with(|| Arc::new(Mailbox::new(session))),
-        );
+        let mailbox = Arc::clone(mailboxes.entry(session).or_default());
         mailbox.touch(inner);
         if mailboxes.len() > inner.options.hot_sessions {
             forget_idle(&mut mailboxes, inner.options.hot_sessions);
         }
-        mailbox
+        Ok(mailbox)
     }
 
     /// The owner of a session. Checks no rights: callers must check them before they reveal anything.
@@ -281,8 +336,7 @@ impl Engine {
     ///
     /// If there is no such session.
     pub(crate) async fn owner(&self, session: SessionId) -> Result<Owner, EngineError> {
-        let mailbox = self.mailbox(session).await?;
-        let head = mailbox.head(self.inner(), false).await?;
+        let head = self.head(session, false).await?;
         head.state().owner.clone().ok_or(EngineError::NotFound)
     }
 
@@ -291,16 +345,19 @@ impl Engine {
         &self,
         session: SessionId,
     ) -> Result<Arc<SessionState>, EngineError> {
-        let mailbox = self.mailbox(session).await?;
-        mailbox.durable_state(self.inner()).await
-    }
-
-    /// Waits until every commit of a session that is in flight has become durable or failed.
-    pub(super) async fn wait_durable(&self, session: SessionId) -> Result<(), EngineError> {
-        let mailbox = self.mailbox(session).await?;
-        let head = mailbox.head(self.inner(), false).await?;
-        head.release_until_durable().await;
-        Ok(())
+        let Head { mailbox, newest } = self.head(session, false).await?;
+        let durable = mailbox.durable.borrow().revision;
+        if durable >= newest.state.revision {
+            return Ok(Arc::clone(&newest.state));
+        }
+        drop(newest);
+        // Commits are under way: the state below them is kept, or the store has it.
+        let kept = mailbox.kept.lock().clone();
+        if let Some(kept) = kept.filter(|kept| kept.revision >= durable) {
+            return Ok(kept);
+        }
+        let stored = self.inner().store.load(session).await?;
+        stored.map(Arc::new).ok_or(EngineError::NotFound)
     }
 
     /// Waits until a session has a revision after this one, or the engine is stopping.
@@ -313,11 +370,11 @@ impl Engine {
         session: SessionId,
         revision: u64,
     ) -> Result<(), EngineError> {
-        let mailbox = self.mailbox(session).await?;
+        let mailbox = self.mailbox(session, false).await?;
         let mut durable = mailbox.durable.subscribe();
         if durable.borrow().revision == 0 {
             // Load the session first, so that its durable revision is known.
-            mailbox.durable_state(self.inner()).await?;
+            self.durable_state(session).await?;
         }
         let beyond = durable.wait_for(|durable| durable.revision > revision);
         tokio::select! {

@@ -16,10 +16,10 @@ use statehold_core::session::{Owner, SessionState};
 use statehold_store::{MergedValue, SharedOwner};
 use tokio::sync::Semaphore;
 
-use super::attempt::Submission;
 use super::call::Receipt;
 use super::idempotency::digest;
 use super::payloads::Payloads;
+use super::write::Submission;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights;
@@ -161,7 +161,7 @@ impl Engine {
                 merged: Some(&merged.results),
                 ..submission.clone()
             };
-            match self.attempt(&with_merges, None).await {
+            match self.attempt(&[with_merges]).await {
                 Err(EngineError::VersionConflict { key, expected, .. })
                     if tries < TRIES_MAX
                         && merged.results.has(&key, expected)

@@ -1,4 +1,5 @@
-//! A write to a session: its call, its payloads and its commit.
+//! A write to a session, from its call and payloads to the durable commit: the engine decides its command on
+//! the newest state, queues the commit, and decides again if the commit that it builds on fails.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,21 +7,25 @@ use std::sync::atomic::Ordering;
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use statehold_core::command::Command;
+use statehold_core::command::{Command, Outcome};
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::session::Owner;
+use statehold_store::StoreError;
 
-use super::attempt::{Durability, Submission};
 use super::call::{Call, DecidedCommit, Receipt};
 use super::idempotency::KEPT_MAX;
-use super::merge;
+use super::mailbox::{Durability, QueuedCommit};
+use super::merge::{self, MergeResults};
 use super::payloads::Payloads;
 use crate::api::json::to_body;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
 use crate::guard::rights::{self, Act};
-use crate::locks::Lock;
+use crate::locks::{KeyLock, Lock};
+
+/// How often the engine decides a command again because a commit below it failed.
+const RETRIES_MAX: usize = 64;
 
 /// The rights under which a command is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,11 +53,15 @@ pub(crate) struct SessionWrite<'a> {
     pub(crate) authority: Authority,
     /// The lease under which a worker of this process writes, if that may not be durable yet.
     pub(crate) lease: Option<&'a Durability>,
-    /// Called each time the command is decided and in line, for work that stays inside the server until the
+    /// Called each time the command is decided and queued, for work that stays inside the server until the
     /// command is durable.
     pub(crate) on_decided: Option<OnDecided<'a>>,
-    /// Whether that work decides the next command of the session at once: one write to the disk takes both.
-    pub(crate) is_followed: bool,
+    /// Whether that work decides the next command of the session at once. The commit waits for it, for a
+    /// millisecond at most, so that one write to the disk takes both.
+    pub(crate) is_delayed: bool,
+    /// A write that is committed right before this one, in the same write to the disk. If it is refused or
+    /// fails, so does this one; if only this one does, the earlier one stays.
+    pub(crate) preceded_by: Option<(&'a SessionWrite<'a>, &'a Command)>,
 }
 
 /// Begins the work that a decided command is for.
@@ -70,7 +79,8 @@ impl<'a> SessionWrite<'a> {
             authority: Authority::Caller,
             lease: None,
             on_decided: None,
-            is_followed: false,
+            is_delayed: false,
+            preceded_by: None,
         }
     }
 
@@ -136,20 +146,24 @@ impl<'a> SessionWrite<'a> {
         &self,
         command: &Command,
     ) -> Result<Receipt<()>, EngineError> {
-        self.submit(command, &|_| Vec::new()).await
+        self.submit(command, &no_answer).await
     }
 
-    /// Answers a repeat under an idempotency key with the kept bytes; commits the command otherwise.
-    /// Boxed, so that the crates that call it do not compile it again.
+    /// Answers a repeat under an idempotency key with the kept bytes; commits the command otherwise, behind the
+    /// one that precedes it. Boxed, so that the crates that call it do not compile it again.
     fn submit<'b>(
         &'b self,
         command: &'b Command,
         answer: WriteAnswer<'b>,
     ) -> BoxFuture<'b, Result<Receipt<()>, EngineError>> {
         Box::pin(async move {
-            self.require_role(command)?;
             let engine = self.engine;
+            let first = self.preceded_by;
+            let first = first.map(|(write, command)| Submission::new(write, command, &no_answer));
             let mut submission = Submission::new(self, command, answer);
+            for one in first.iter().chain([&submission]) {
+                one.require_role()?;
+            }
             if let Some(key) = self.call.key {
                 let key_lock = engine.inner().in_flight.lock(key.key).await;
                 submission.key_lock = Some(Arc::new(key_lock));
@@ -165,18 +179,16 @@ impl<'a> SessionWrite<'a> {
             if merge::merges(command) {
                 return Box::pin(engine.attempt_merged(&submission)).await;
             }
-            Ok(engine.attempt(&submission, None).await?.0)
-        })
-    }
-
-    /// Refuses a caller without the role that the command needs in any session.
-    pub(super) fn require_role(&self, command: &Command) -> Result<(), EngineError> {
-        match self.authority {
-            Authority::Server => Ok(()),
-            Authority::Caller | Authority::SharedWriter => {
-                rights::require_command_role(&self.call.caller, command)
+            let submissions: Vec<_> = first.into_iter().chain([submission]).collect();
+            let mut rest = submissions.as_slice();
+            loop {
+                let (receipt, durable) = engine.attempt(rest).await?;
+                rest = &rest[durable..];
+                if rest.is_empty() {
+                    return Ok(receipt);
+                }
             }
-        }
+        })
     }
 
     /// The act that the caller needs a right for.
@@ -186,4 +198,160 @@ impl<'a> SessionWrite<'a> {
             Authority::Caller | Authority::Server => Act::of(command),
         }
     }
+}
+
+/// One command on its way to the store.
+#[derive(Clone)]
+pub(super) struct Submission<'a> {
+    pub(super) write: &'a SessionWrite<'a>,
+    pub(super) command: &'a Command,
+    pub(super) payloads: &'a Payloads,
+    pub(super) answer: WriteAnswer<'a>,
+    /// The results of its merges, if it has any.
+    pub(super) merged: Option<&'a MergeResults>,
+    /// Held until the commit is durable or has failed, also if the caller goes away.
+    pub(super) key_lock: Option<Arc<KeyLock>>,
+}
+
+impl<'a> Submission<'a> {
+    pub(super) fn new(
+        write: &'a SessionWrite<'a>,
+        command: &'a Command,
+        answer: WriteAnswer<'a>,
+    ) -> Self {
+        Self {
+            write,
+            command,
+            payloads: &write.payloads,
+            answer,
+            merged: None,
+            key_lock: None,
+        }
+    }
+
+    /// Refuses a caller without the role that the command needs in any session.
+    fn require_role(&self) -> Result<(), EngineError> {
+        match self.write.authority {
+            Authority::Server => Ok(()),
+            Authority::Caller | Authority::SharedWriter => {
+                rights::require_command_role(&self.write.call.caller, self.command)
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Decides commands, each on the result of the one before, queues their commits, and waits until they are
+    /// durable. Decides again if a commit below the first fails. Returns the receipt of the last durable
+    /// command, and how many are durable: at least the first.
+    pub(super) fn attempt<'b>(
+        &'b self,
+        submissions: &'b [Submission<'b>],
+    ) -> BoxFuture<'b, Result<(Receipt<()>, usize), EngineError>> {
+        Box::pin(async move {
+            let (submission, next) = submissions.split_first().expect("there is a command");
+            let (session, command) = (submission.write.session, submission.command);
+            let is_new = matches!(command, Command::CreateSession { .. });
+            for _ in 0..RETRIES_MAX {
+                let mut head = self.head(session, is_new).await?;
+                // If the lease was lost with a failed commit, another worker may have the same fence now.
+                if let Some(lease) = submission.write.lease.filter(|lease| head.may_lack(lease)) {
+                    drop(head);
+                    if !lease.wait().await {
+                        return Err(EngineError::NotFound);
+                    }
+                    continue;
+                }
+                // The store knows an object that has ended only when the commit that ended it is durable.
+                if head.is_missing(&command.named()) && !head.is_durable().await {
+                    continue;
+                }
+                let (record, late) = match self.decide(head.state(), submission).await {
+                    Ok(Outcome::Commit(record)) => (record, None),
+                    Ok(Outcome::CommitThenRefuse(record, late)) => (record, Some(late)),
+                    Ok(Outcome::AlreadyDone { revision }) => {
+                        if !head.release_until_durable().await {
+                            continue;
+                        }
+                        let again = self.answer_again(session, submission.answer, revision);
+                        return Ok((again.await?, 1));
+                    }
+                    Err(error) => {
+                        if !head.release_until_durable().await {
+                            continue;
+                        }
+                        return Err(error);
+                    }
+                };
+                let first = self.prepare(head.state(), submission, record, late.is_none())?;
+                let claim = match next {
+                    [] if late.is_none() => self.pending_claim(submission, &first.commit),
+                    _ => None,
+                };
+                // All are decided before the first is queued, so that one write to the disk takes them.
+                let mut decided = vec![first];
+                if let Some(claim) = &claim {
+                    let write = claim.write(self, session);
+                    let claim = Submission::new(&write, &claim.command, &no_answer);
+                    self.prepare_next(&mut decided, &[claim]).await;
+                } else if late.is_none() {
+                    self.prepare_next(&mut decided, next).await;
+                }
+                let mut queued = head.enqueue(self, decided).await?;
+                if queued.len() > submissions.len()
+                    && let (Some(claim), Some(queued)) = (claim, queued.pop())
+                {
+                    claim.send(self, head.state(), queued.durability);
+                }
+                drop(head);
+                for (submission, queued) in submissions.iter().zip(&queued) {
+                    if let Some(on_decided) = submission.write.on_decided.filter(|_| late.is_none())
+                    {
+                        on_decided(queued.durability.clone());
+                    }
+                }
+                let mut queued = queued.into_iter();
+                let first = queued.next().expect("the first command is queued");
+                match (first.confirmed().await, late) {
+                    (Ok(receipt), None) => return confirm_next(receipt, queued).await,
+                    (Ok(_), Some(late)) => return Err(late.into()),
+                    (Err(StoreError::Conflict { .. }), _) => {}
+                    (Err(StoreError::KeyTaken { .. }), _) => {
+                        if let Some(key) = submission.write.call.key
+                            && let Some(kept) = self.kept_answer(session, key).await?
+                        {
+                            return Ok((kept, 1));
+                        }
+                    }
+                    (Err(error), _) => return Err(error.into()),
+                }
+            }
+            Err(EngineError::TooMany(
+                "the session changes too fast to decide; try again",
+            ))
+        })
+    }
+}
+
+/// Waits for the commits behind a durable one, and counts all that are durable. Leaves out those that the
+/// store certainly did not commit: they are decided again.
+async fn confirm_next(
+    mut receipt: Receipt<()>,
+    queued: impl Iterator<Item = QueuedCommit>,
+) -> Result<(Receipt<()>, usize), EngineError> {
+    let mut durable = 1;
+    for next in queued {
+        match next.confirmed().await {
+            Ok(next) => receipt = next,
+            Err(StoreError::Conflict { .. } | StoreError::Full) => break,
+            Err(error) => return Err(error.into()),
+        }
+        durable += 1;
+    }
+    Ok((receipt, durable))
+}
+
+/// The answer to a command that has nothing to show.
+fn no_answer(_: &DecidedCommit<'_>) -> Vec<u8> {
+    Vec::new()
 }

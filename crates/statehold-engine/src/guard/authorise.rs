@@ -59,8 +59,7 @@ impl Engine {
     ) -> Result<Owner, EngineError> {
         rights::require_role(caller, act)?;
         let named = act.named();
-        let mailbox = self.mailbox(session).await?;
-        let head = mailbox.head(self.inner(), false).await?;
+        let head = self.head(session, false).await?;
         let state = head.shared_state();
         // A caller without the right must not hold up the session: waits and reads come after its release.
         if head.is_missing(&named) {
