@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use statehold_core::ids::RequestId;
 use statehold_core::request::RequestOutcome;
-use statehold_engine::api::leased::LeasedRequest;
+use statehold_engine::leased::LeasedRequest;
 use statehold_engine::{EngineError, StoredItem};
 
 use crate::turn::TraceNote;

@@ -21,8 +21,8 @@ use futures_util::FutureExt;
 use statehold_core::command::Rejection;
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
-use statehold_engine::api::leased::{ClaimedTurn, LeasedRequest};
 use statehold_engine::bodies::{error_in, payload};
+use statehold_engine::leased::{ClaimedTurn, LeasedRequest};
 use statehold_engine::{Engine, EngineError, StoredRecord};
 use tokio::time::Instant;
 

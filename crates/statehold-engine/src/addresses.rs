@@ -267,8 +267,9 @@ impl Engine {
         resumable: &Resumable,
     ) -> Result<Option<ClaimedRequest>, EngineError> {
         let caller = Caller::worker_of_server(tenant.clone());
-        let view = self.work_view(&caller, resumable.session, resumable.request);
-        let view = match view.await {
+        let (session, request) = (resumable.session, resumable.request);
+        let begun = self.inner().store.children_of(request).await?;
+        let view = match self.work_view(&caller, session, request, begun).await {
             Ok(view) => view,
             Err(EngineError::NotFound) => return Ok(None),
             Err(error) => return Err(error),

@@ -13,7 +13,6 @@ pub mod hold;
 pub mod item;
 pub mod json;
 pub mod key;
-pub mod leased;
 pub mod memory;
 pub mod operations;
 pub mod request;

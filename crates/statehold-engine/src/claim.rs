@@ -240,8 +240,7 @@ impl Engine {
         } else {
             self.inner().store.children_of(request).await?
         };
-        let view = self.work_view_with(caller, session, request, begun);
-        let mut claimed = view.await?;
+        let mut claimed = self.work_view(caller, session, request, begun).await?;
         let lease = claimed.detail.request.live().and_then(|live| live.lease);
         if lease.map(|lease| lease.worker) != Some(caller.principal) {
             return Err(Rejection::NotLeaseHolder.into());
@@ -257,18 +256,8 @@ impl Engine {
         Ok(claimed)
     }
 
-    /// A request as its worker sees it, without credentials.
+    /// A request as its worker sees it, with its child requests `begun`, without credentials.
     pub(crate) async fn work_view(
-        &self,
-        caller: &Caller,
-        session: SessionId,
-        request: RequestId,
-    ) -> Result<ClaimedRequest, EngineError> {
-        let begun = self.inner().store.children_of(request).await?;
-        self.work_view_with(caller, session, request, begun).await
-    }
-
-    async fn work_view_with(
         &self,
         caller: &Caller,
         session: SessionId,

@@ -42,7 +42,7 @@ impl Engine {
         after: u64,
         limit: usize,
     ) -> Result<Vec<FeedEntry>, EngineError> {
-        self.require_readable(caller, session).await?;
+        self.readable(caller, session).await?;
         let records = self.inner().store.records(session, after, limit).await?;
         self.with_roots(records).await
     }

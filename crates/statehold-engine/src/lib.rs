@@ -19,6 +19,7 @@ mod feed;
 mod guard;
 mod holds;
 mod keys;
+pub mod leased;
 mod locks;
 mod open_hold;
 mod own_work;

@@ -277,7 +277,7 @@ impl Engine {
         limit: usize,
     ) -> Result<ItemPage, EngineError> {
         // Read the revision before the items, so that the items are of this revision or a later one.
-        let revision = self.require_readable(caller, session).await?;
+        let revision = self.readable(caller, session).await?.revision;
         let store = &self.inner().store;
         let (items, next) = store.transcript(session, before, limit).await?;
         Ok(ItemPage {

@@ -148,8 +148,7 @@ impl Engine {
         fence: Option<u64>,
     ) -> Result<RequestId, EngineError> {
         require_any(caller, &[Role::Worker])?;
-        self.readable_around(caller, session).await?;
-        let state = self.durable_state(session).await?;
+        let state = self.readable_around(caller, session).await?;
         let live = state.requests.get(&request).ok_or(EngineError::NotFound)?;
         let works = state
             .task_of(request)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use statehold_engine::api::leased::RequestRef;
+use statehold_engine::leased::RequestRef;
 
 const SESSION: HeaderName = HeaderName::from_static("x-statehold-session");
 const TASK: HeaderName = HeaderName::from_static("x-statehold-task");

@@ -6,7 +6,7 @@ use statehold_core::ids::RequestId;
 use statehold_core::item::Role;
 use statehold_core::name::Name;
 use statehold_core::request::RequestOutcome;
-use statehold_engine::api::leased::{ChildLease, ClaimedTurn};
+use statehold_engine::leased::{ChildLease, ClaimedTurn};
 use statehold_engine::{DraftReader, Ended, Progress};
 use tokio::sync::oneshot;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use statehold_core::name::Name;
-use statehold_engine::api::leased::ClaimedTurn;
+use statehold_engine::leased::ClaimedTurn;
 use statehold_engine::{AutoClaim, Caller, Claim, Engine};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;

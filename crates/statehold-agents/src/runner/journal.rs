@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
 use statehold_core::ids::ItemId;
 use statehold_core::item::{CallMark, CallOutcome, ItemKind};
-use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::bodies::{ItemBody, Raw, parse};
+use statehold_engine::leased::LeasedRequest;
 use statehold_engine::{EngineError, StoredItem};
 
 use super::tools::render_for_model;

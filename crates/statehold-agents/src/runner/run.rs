@@ -13,8 +13,8 @@ use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
 use statehold_core::scope::StateKey;
-use statehold_engine::api::leased::{ClaimedTurn, LeasedRequest, WriteBatch};
 use statehold_engine::bodies::{ItemBody, Raw};
+use statehold_engine::leased::{ClaimedTurn, LeasedRequest, WriteBatch};
 use statehold_engine::{Credential, Engine, EngineError, HoldDetail};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 

@@ -15,8 +15,8 @@ use statehold_core::item::{Attachment, AttachmentSource, ItemKind};
 use statehold_core::name::Name;
 use statehold_core::record::{CommandName, Event};
 use statehold_core::task::CloseOn;
-use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::bodies::{AttachmentBody, ItemBody, to_bytes};
+use statehold_engine::leased::LeasedRequest;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
     Call, Caller, Claim, ClaimedRequest, Engine, EngineError, EngineOptions, MemoryKeys,

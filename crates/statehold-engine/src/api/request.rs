@@ -53,8 +53,7 @@ pub async fn start(
         None if leased => Act::StartLeased(named.clone()),
         None => Act::Start,
     };
-    let owner = engine.authorise(&call.caller, session, &act).await?;
-    let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
+    let (mut write, owner) = SessionWrite::authorised(engine, call, session, &act).await?;
     write.credential = credential;
     let agent = match named {
         Some(named) => named,

@@ -62,7 +62,7 @@ pub async fn patch(
 ) -> Result<Receipt<StateWritten>, EngineError> {
     let (input, request, fence) = input.split();
     let act = request.map_or(Act::ManageSession, Act::WorkOn);
-    let owner = engine.authorise(&call.caller, session, &act).await?;
+    let (mut write, _) = SessionWrite::authorised(engine, call, session, &act).await?;
     let mut writes = input.parse(None)?;
     let by = match (request, fence) {
         (Some(request), Some(fence)) => Some(Fenced { request, fence }),
@@ -80,7 +80,6 @@ pub async fn patch(
     if !has_rest {
         return Err(Rejection::EmptyPatch.into());
     }
-    let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
     let patch = writes.into_core(&mut write.payloads);
     let command = Command::PutState { patch, by };
     write

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::command::{Command, Rejection, StartRequest, StatePatch};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
+use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
 use utoipa::ToSchema;
 
@@ -74,20 +75,20 @@ pub struct TurnInput {
 }
 
 impl TurnInput {
-    /// The command that starts the turn, and its payloads. Equal messages of one user have equal digests.
-    async fn start_command(
+    /// The command that starts the turn. Equal messages of one user have equal digests.
+    fn start_command(
         &self,
         engine: &Engine,
-    ) -> Result<(StartRequest, Payloads), EngineError> {
-        let mut payloads = engine.payloads_of(self.session).await?;
+        payloads: &mut Payloads,
+    ) -> Result<StartRequest, EngineError> {
         let body = ItemBody {
             content: Some(raw_text(&self.message.text)),
             data: self.message.data.clone(),
             had_credential: self.credential.is_some(),
             ..ItemBody::default()
         };
-        let input = output(&body, &self.message.files, "messages", &mut payloads)?;
-        let start = StartRequest {
+        let input = output(&body, &self.message.files, "messages", payloads)?;
+        Ok(StartRequest {
             agent: self.agent.clone(),
             task: self.task,
             parent: None,
@@ -98,8 +99,7 @@ impl TurnInput {
             items: Vec::new(),
             state: StatePatch::default(),
             output: None,
-        };
-        Ok((start, payloads))
+        })
     }
 
     fn handle(&self, host: &Engine, engine: &Engine, turn: StartedTurn) -> TurnHandle {
@@ -211,7 +211,7 @@ pub async fn open_turn(
     decisions: Vec<TurnDecision>,
 ) -> Result<OpenTurn, EngineError> {
     let (caller, session) = (&input.call.caller, input.session);
-    engine.authorise(caller, session, &Act::Start).await?;
+    let owner = engine.authorise(caller, session, &Act::Start).await?;
     if decisions.len() > DECISIONS_MAX {
         let detail = format!("a call decides at most {DECISIONS_MAX} holds; send the others next");
         return Err(EngineError::invalid("statehold.decisions", detail));
@@ -220,10 +220,10 @@ pub async fn open_turn(
     let lock = engine.lock_session(session).await?;
     if decisions.len() > 1 {
         let (own, log) = (engine.clone(), Arc::clone(log));
-        let work = async move { find_or_start(&own, &log, &input, decisions, lock).await };
+        let work = async move { find_or_start(&own, &log, &input, &owner, decisions, lock).await };
         return engine.run_to_end(work).await;
     }
-    find_or_start(engine, log, &input, decisions, lock).await
+    find_or_start(engine, log, &input, &owner, decisions, lock).await
 }
 
 /// Takes up a turn in a session that the call creates, or created before under the same key.
@@ -258,10 +258,12 @@ async fn find_or_start(
     engine: &Engine,
     log: &DeliveryLog,
     input: &TurnInput,
+    owner: &Owner,
     decisions: Vec<TurnDecision>,
     _lock: KeyLock,
 ) -> Result<OpenTurn, EngineError> {
-    let (start, payloads) = input.start_command(engine).await?;
+    let mut payloads = engine.payloads_for(owner).await?;
+    let start = input.start_command(engine, &mut payloads)?;
     let mut search = TurnSearch::new(engine, log, input, &start).await?;
     let found = if decisions.is_empty() {
         search.find().await?
@@ -301,8 +303,9 @@ pub async fn start_alone(
     engine: &Engine,
     input: &TurnInput,
 ) -> Result<OpenTurn, EngineError> {
-    let start = input.start_command(engine).await?;
-    let started = start_turn(engine, None, input, start).await?;
+    let mut payloads = engine.payloads_of(input.session).await?;
+    let start = input.start_command(engine, &mut payloads)?;
+    let started = start_turn(engine, None, input, (start, payloads)).await?;
     Ok(OpenTurn {
         handle: input.handle(host, engine, started.view),
         is_new: true,

@@ -48,7 +48,9 @@ pub async fn claim(
         lease_ms: lease.saturating_mul(1_000),
         request: input.request_id,
     };
-    let mut claimed = engine.claim(caller, &claim).await?;
+    let mut claimed = engine
+        .claim_until(caller, &claim, std::future::pending())
+        .await?;
     for one in &mut claimed {
         let (session, request) = (one.detail.session.id, one.detail.request.id());
         one.task_state = engine.task_state_for(session, request).await?;

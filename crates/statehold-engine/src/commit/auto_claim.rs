@@ -17,9 +17,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::call::Call;
 use super::mailbox::Durability;
 use super::write::{SessionWrite, Submission};
-use crate::api::leased::ClaimedTurn;
 use crate::caller::Caller;
 use crate::engine::Engine;
+use crate::leased::ClaimedTurn;
 use crate::locks::Lock;
 
 /// A request that was claimed when it started. Both are decided, and durable soon.

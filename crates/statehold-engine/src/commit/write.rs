@@ -60,7 +60,7 @@ pub(crate) struct SessionWrite<'a> {
     /// millisecond at most, so that one write to the disk takes both.
     pub(crate) is_delayed: bool,
     /// A write that is committed right before this one, in the same write to the disk. If it is refused or
-    /// fails, so does this one; if only this one does, the earlier one stays.
+    /// fails, so does this one; if only this one does, the earlier one stays. Neither merges state.
     pub(crate) preceded_by: Option<(&'a SessionWrite<'a>, &'a Command)>,
 }
 
@@ -97,7 +97,20 @@ impl<'a> SessionWrite<'a> {
         })
     }
 
-    /// A write of a worker to its request. Authorises the worker before its input is validated.
+    /// A write of a caller with the right for `act`, and the owner of the session. Comes before the input is
+    /// validated: see [`Engine::authorise`].
+    pub(crate) async fn authorised(
+        engine: &'a Engine,
+        call: &'a Call,
+        session: SessionId,
+        act: &Act,
+    ) -> Result<(Self, Owner), EngineError> {
+        let owner = engine.authorise(&call.caller, session, act).await?;
+        let write = Self::of_owner(engine, call, session, &owner).await?;
+        Ok((write, owner))
+    }
+
+    /// An authorised write of a worker to its request.
     pub(crate) async fn to_request(
         engine: &'a Engine,
         call: &'a Call,
@@ -106,8 +119,8 @@ impl<'a> SessionWrite<'a> {
         let act = Act::WorkOn(request);
         rights::require_role(&call.caller, &act)?;
         let session = engine.session_of_request(request).await?;
-        let owner = engine.authorise(&call.caller, session, &act).await?;
-        Self::of_owner(engine, call, session, &owner).await
+        let (write, _) = Self::authorised(engine, call, session, &act).await?;
+        Ok(write)
     }
 
     /// Commits a command and answers with a view of the commit. The engine merges state with a merge policy
@@ -176,7 +189,7 @@ impl<'a> SessionWrite<'a> {
                     ));
                 }
             }
-            if merge::merges(command) {
+            if first.is_none() && merge::merges(command) {
                 return Box::pin(engine.attempt_merged(&submission)).await;
             }
             let submissions: Vec<_> = first.into_iter().chain([submission]).collect();
@@ -293,11 +306,12 @@ impl Engine {
                 if let Some(claim) = &claim {
                     let write = claim.write(self, session);
                     let claim = Submission::new(&write, &claim.command, &no_answer);
-                    self.prepare_next(&mut decided, &[claim]).await;
-                } else if late.is_none() {
-                    self.prepare_next(&mut decided, next).await;
+                    Box::pin(self.prepare_next(&mut decided, &[claim])).await;
+                } else if late.is_none() && !next.is_empty() {
+                    Box::pin(self.prepare_next(&mut decided, next)).await;
                 }
-                let mut queued = head.enqueue(self, decided).await?;
+                // In a box: a commit is large, and the future of every call contains it.
+                let mut queued = Box::pin(head.enqueue(self, decided)).await?;
                 if queued.len() > submissions.len()
                     && let (Some(claim), Some(queued)) = (claim, queued.pop())
                 {

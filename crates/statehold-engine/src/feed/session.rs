@@ -94,7 +94,8 @@ impl SessionFeed {
     /// If the caller may not read the session, or no longer.
     pub(crate) async fn read(&mut self, limit: usize) -> Result<Vec<SessionNews>, EngineError> {
         let engine = self.engine.clone();
-        let newest = engine.require_readable(&self.caller, self.session).await?;
+        let state = engine.readable(&self.caller, self.session).await?;
+        let newest = state.revision;
         let mut news = Vec::new();
         // Most calls return a few words, and do not read the store.
         let has_records = newest > self.after;

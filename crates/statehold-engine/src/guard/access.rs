@@ -22,7 +22,7 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
     ) -> Result<SessionSummary, EngineError> {
-        self.require_readable(caller, session).await?;
+        self.readable(caller, session).await?;
         let found = self.inner().store.session(session).await?;
         found.ok_or(EngineError::NotFound)
     }
@@ -34,44 +34,27 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
     ) -> Result<Arc<SessionState>, EngineError> {
-        let works = |state: &SessionState, owner: &Owner| {
-            let mut tasks = state.tasks.values();
-            let is_near = caller.user.is_none_or(|bound| bound == owner.user);
-            rights::works_in(caller, state, owner)
-                || is_near && tasks.any(|task| caller.works_for(&task.agent))
+        require_reader(caller)?;
+        let state = self.durable_state(session).await?;
+        let mut tasks = state.tasks.values();
+        let is_near = |owner: &Owner| {
+            caller.is_open_to(owner.user) && tasks.any(|task| caller.works_for(&task.agent))
         };
-        self.require_access(caller, session, works).await
+        require_access(caller, &state, is_near)?;
+        Ok(state)
     }
 
-    /// Fails unless the caller may read a session; returns its newest durable revision. A hot session
-    /// needs no read from disk.
-    pub(crate) async fn require_readable(
+    /// The newest durable state of a session that the caller may read. A hot session needs no read from
+    /// disk.
+    pub(crate) async fn readable(
         &self,
         caller: &Caller,
         session: SessionId,
-    ) -> Result<u64, EngineError> {
-        let works = |state: &SessionState, owner: &Owner| rights::works_in(caller, state, owner);
-        let state = self.require_access(caller, session, works).await?;
-        Ok(state.revision)
-    }
-
-    async fn require_access(
-        &self,
-        caller: &Caller,
-        session: SessionId,
-        works: impl FnOnce(&SessionState, &Owner) -> bool,
     ) -> Result<Arc<SessionState>, EngineError> {
         require_reader(caller)?;
         let state = self.durable_state(session).await?;
-        let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
-        let is_listed =
-            owner.tenant == caller.tenant && !state.deleted && owner.agent.as_str() != STATE_KEEPER;
-        let reads = || caller.acts_for(owner.user) || caller.reads_all() || works(&state, owner);
-        if is_listed && reads() {
-            Ok(state)
-        } else {
-            Err(EngineError::NotFound)
-        }
+        require_access(caller, &state, |_| false)?;
+        Ok(state)
     }
 
     /// A session whose trace or records the caller may read.
@@ -89,6 +72,26 @@ impl Engine {
         } else {
             Err(EngineError::NotFound)
         }
+    }
+}
+
+/// Fails unless the caller may read a session, or `is_near` it.
+fn require_access(
+    caller: &Caller,
+    state: &SessionState,
+    is_near: impl FnOnce(&Owner) -> bool,
+) -> Result<(), EngineError> {
+    let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
+    let is_listed =
+        owner.tenant == caller.tenant && !state.deleted && owner.agent.as_str() != STATE_KEEPER;
+    let reads = caller.acts_for(owner.user)
+        || caller.reads_all()
+        || rights::works_in(caller, state, owner)
+        || is_near(owner);
+    if is_listed && reads {
+        Ok(())
+    } else {
+        Err(EngineError::NotFound)
     }
 }
 

@@ -4,8 +4,8 @@ use statehold_core::command::{Command, Fenced};
 use statehold_core::digest::Digest;
 use statehold_core::hold::{DecisionKind, HoldKind, NewDecision, NewHold, OnExpiry, Risk};
 use statehold_core::ids::{HoldId, IdMint, RequestId, Shard};
-use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::api::{feed, hold};
+use statehold_engine::leased::LeasedRequest;
 use statehold_engine::{Caller, EngineError, HoldFilter, Payloads, Role, Roles};
 
 use crate::rig::{Rig, request_of};

@@ -8,7 +8,7 @@ use statehold_core::hold::DecisionKind;
 use statehold_core::name::Name;
 use statehold_core::request::{LiveStatus, RequestOutcome};
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
-use statehold_engine::api::leased::ClaimedTurn;
+use statehold_engine::leased::ClaimedTurn;
 use statehold_engine::{
     Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, SystemClock, api,
 };

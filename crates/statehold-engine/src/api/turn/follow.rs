@@ -102,8 +102,7 @@ impl TurnHandle {
     /// If the caller may not read it any more.
     pub async fn read(&self) -> Result<TurnSnapshot, EngineError> {
         let (engine, session) = (&self.engine, self.session);
-        engine.require_readable(&self.reader, session).await?;
-        let state = engine.durable_state(session).await?;
+        let state = engine.readable(&self.reader, session).await?;
         let request = engine.find_request(&state, self.request).await?;
         let before = request.started_by().saturating_sub(1);
         let store = &engine.inner().store;

@@ -63,6 +63,7 @@ pub async fn agent_of_session(
     session: SessionId,
 ) -> Result<Name, EngineError> {
     let caller = as_client(caller);
-    engine.require_readable(&caller, session).await?;
-    Ok(engine.owner(session).await?.agent)
+    let state = engine.readable(&caller, session).await?;
+    let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
+    Ok(owner.agent.clone())
 }

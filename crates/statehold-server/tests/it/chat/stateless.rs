@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use statehold_agents::scratch::Scratch;
 use statehold_core::command::Output;
 use statehold_core::hold::HoldKind;
-use statehold_engine::api::leased::LeasedRequest;
 use statehold_engine::api::session::{SessionListInput, list};
 use statehold_engine::bodies::ItemBody;
+use statehold_engine::leased::LeasedRequest;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
     Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk, SystemClock,
