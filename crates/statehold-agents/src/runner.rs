@@ -6,6 +6,7 @@
 //! process or a later one, resumes from the recorded steps.
 
 mod child;
+mod execute;
 mod generation;
 mod hold;
 mod journal;
@@ -13,48 +14,35 @@ mod run;
 mod tools;
 
 use std::collections::BTreeMap;
-use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
 
-use futures_util::FutureExt;
-use statehold_core::command::Rejection;
-use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
-use statehold_engine::bodies::{error_in, payload};
-use statehold_engine::leased::{ClaimedTurn, LeasedRequest};
-use statehold_engine::{Engine, EngineError, StoredRecord};
-use tokio::time::Instant;
+use statehold_engine::{Engine, EngineError};
 
 use crate::chat::ChatClient;
 use crate::gateway::{ConversationsAgent, OpenaiAgent};
 use crate::http::HttpPool;
 use crate::llm::LlmAgent;
 use crate::mcp::ToolServers;
-use crate::message::raw;
 use crate::model::ModelClient;
 use crate::router::RouterAgent;
 use crate::spec::{AgentBook, AgentKind, AgentSpec};
-use crate::turn::{Agent, TurnError, TurnFailure};
+use crate::turn::Agent;
 
-use generation::{AgentResources, Generation, LocalAgent, RunnerShared, TurnPermit};
+use generation::{AgentResources, Generation, LocalAgent, RunnerShared};
 
 pub(crate) use child::ChildAnswer;
 pub(crate) use hold::HoldDecision;
 pub use journal::StepKind;
 pub(crate) use journal::recorded_step;
-use run::WaitingParent;
 pub(crate) use run::{AgentRun, StepExtras};
 pub use run::{CommitPhase, SimulatedCrash, StepHook};
 pub(crate) use tools::{CallReport, SkippedCall, Toolbox, render_for_model};
 
-/// Lease duration, and the interval between heartbeats.
-const LEASE: Duration = Duration::from_secs(30);
-const HEARTBEAT: Duration = Duration::from_secs(5);
+/// How long a lease lasts without a heartbeat.
+const LEASE_MS: u64 = 30_000;
 /// Default limit of concurrent turns per agent. Further requests stay in the queue.
 const TURNS_MAX: usize = 1_024;
-/// Longest error code that is copied from another agent's failure, in bytes.
-const CODE_BYTES_MAX: usize = 64;
 
 /// Why a runner cannot start or cannot load a configuration.
 #[derive(Debug, thiserror::Error)]
@@ -241,124 +229,4 @@ fn build_agent(
         }
         AgentKind::Worker => Ok(None),
     }
-}
-
-impl Generation {
-    /// Executes one turn until it ends or waits.
-    async fn execute_turn(
-        self: Arc<Self>,
-        local: LocalAgent,
-        claimed: (ClaimedTurn, Instant),
-        permit: TurnPermit,
-        parent: Option<WaitingParent>,
-    ) {
-        let (request, agent) = (claimed.0.request.clone(), &local.spec.name);
-        let ended = self.try_turn(&local, claimed, permit, parent).await;
-        let ended = match ended {
-            Err(TurnError::Failed(failure)) => fail(&request, &failure).await,
-            other => other,
-        };
-        match ended {
-            Ok(()) | Err(TurnError::Paused | TurnError::Gone) => {}
-            // The lease expires, then the request is claimed again.
-            Err(error) => {
-                tracing::warn!(%agent, request = %request.ids.request, %error, "a turn stopped; it is retried later");
-            }
-        }
-    }
-
-    async fn try_turn(
-        self: &Arc<Self>,
-        LocalAgent { spec, agent, .. }: &LocalAgent,
-        (claimed, claimed_at): (ClaimedTurn, Instant),
-        permit: TurnPermit,
-        parent: Option<WaitingParent>,
-    ) -> Result<(), TurnError> {
-        let request = &claimed.request.clone();
-        // Steps are durable before a model, an agent or a tool is asked. The lease is the only thing that a
-        // turn begins with and that may not be: each write of a turn returns when it is durable.
-        if !agent.starts_with_commit() {
-            request.durable().await?;
-        }
-        // A request that waited in memory for a heartbeat interval may have been claimed by another
-        // worker.
-        if claimed_at.elapsed() >= HEARTBEAT {
-            request.heartbeat().await?;
-        }
-        let id = request.ids.request;
-        // Keep the draft open until this turn ends, also if it panics.
-        let _draft = self.engine.open_draft(id);
-        let mut run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit).await?;
-        run.parent = Mutex::new(parent);
-        let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
-        let outcome = tokio::select! {
-            biased;
-            outcome = turn => outcome,
-            () = keep_lease(request) => Ok(Err(TurnError::Gone)),
-            () = self.stop.cancelled() => return Err(TurnError::Gone),
-        };
-        let outcome = outcome.unwrap_or_else(|panic| {
-            if panic.is::<SimulatedCrash>() {
-                return Err(TurnError::Gone);
-            }
-            tracing::error!(agent = %spec.name, request = %id, "a turn panicked");
-            let message = "the server has a bug here; only recorded steps have taken effect";
-            Err(TurnError::failed("internal", message))
-        });
-        match outcome {
-            Ok(answer) => tokio::select! {
-                biased;
-                completed = run.complete(&answer) => completed,
-                () = keep_lease(request) => Err(TurnError::Gone),
-            },
-            Err(error) => {
-                if let TurnError::Failed(_) = &error {
-                    run.record_deferred().await?;
-                }
-                Err(error)
-            }
-        }
-    }
-}
-
-/// Fails a request with an error.
-async fn fail(request: &LeasedRequest, failure: &TurnFailure) -> Result<(), TurnError> {
-    let failed = match request.fail(&raw(failure)).await {
-        // Open holds prevent the request from failing now. Release the lease, so that a later claim
-        // fails it after the decisions. A decision made meanwhile must not look like work that a lost
-        // worker had started.
-        Err(EngineError::Rejected(Rejection::HoldsOpen { .. })) => request.release(None).await,
-        failed => failed,
-    };
-    failed.map_err(TurnError::from)
-}
-
-/// Sends heartbeats. Returns when the lease is lost.
-async fn keep_lease(request: &LeasedRequest) {
-    loop {
-        tokio::time::sleep(HEARTBEAT).await;
-        if let Err(error) = request.heartbeat().await
-            && matches!(TurnError::from(error), TurnError::Gone)
-        {
-            return;
-        }
-    }
-}
-
-fn lease_ms() -> u64 {
-    u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Reads the error of a failed request from its record.
-fn read_error(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
-    let error = error_in(&stored.record.content.events, id)?;
-    let value: serde_json::Value = serde_json::from_slice(payload(stored, error)?).ok()?;
-    let text = |name: &str| value.get(name).and_then(serde_json::Value::as_str);
-    let message = value.as_str().or_else(|| text("message"));
-    // Workers choose their own error codes, so bound the length.
-    let code = text("code").filter(|code| code.len() <= CODE_BYTES_MAX);
-    Some(TurnFailure {
-        code: code.unwrap_or("agent_failed").to_owned(),
-        message: message.unwrap_or("the agent gave no reason").to_owned(),
-    })
 }

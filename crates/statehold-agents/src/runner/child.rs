@@ -6,8 +6,9 @@ use statehold_core::ids::RequestId;
 use statehold_core::item::Role;
 use statehold_core::name::Name;
 use statehold_core::request::RequestOutcome;
+use statehold_engine::bodies::{error_in, payload};
 use statehold_engine::leased::{ChildLease, ClaimedTurn};
-use statehold_engine::{DraftReader, Ended, Progress};
+use statehold_engine::{DraftReader, Ended, Progress, StoredRecord};
 use tokio::sync::oneshot;
 
 use super::generation::TurnSlot;
@@ -15,6 +16,9 @@ use super::journal::StepKind;
 use super::run::{AgentRun, CommitPhase};
 use crate::message::AgentMessage;
 use crate::turn::{TurnError, TurnFailure};
+
+/// Longest error code that is copied from another agent's failure, in bytes.
+const CODE_BYTES_MAX: usize = 64;
 
 /// Result of a child request.
 #[derive(Debug)]
@@ -89,7 +93,7 @@ impl AgentRun {
             }
         };
         let lease = starts_with_commit.map(|starts_with_commit| ChildLease {
-            ttl_ms: super::lease_ms(),
+            ttl_ms: super::LEASE_MS,
             starts_with_commit,
             hand_over: &hand_over,
         });
@@ -199,7 +203,7 @@ fn child_answer(agent: &str, ended: Option<&Ended>) -> ChildAnswer {
         Some(RequestOutcome::Failed) => {
             let error = id
                 .zip(finished)
-                .and_then(|(id, stored)| super::read_error(stored, id));
+                .and_then(|(id, stored)| read_error(stored, id));
             ChildAnswer::Failed(error.unwrap_or_else(lost))
         }
         Some(RequestOutcome::Cancelled) | None => ChildAnswer::Failed(TurnFailure {
@@ -216,4 +220,18 @@ pub(super) fn step_mismatch(what: &str) -> TurnError {
          between. Nothing was done twice; ask again"
     );
     TurnError::failed("step_mismatch", message)
+}
+
+/// Reads the error of a failed request from its record.
+fn read_error(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
+    let error = error_in(&stored.record.content.events, id)?;
+    let value: serde_json::Value = serde_json::from_slice(payload(stored, error)?).ok()?;
+    let text = |name: &str| value.get(name).and_then(serde_json::Value::as_str);
+    let message = value.as_str().or_else(|| text("message"));
+    // Workers choose their own error codes, so bound the length.
+    let code = text("code").filter(|code| code.len() <= CODE_BYTES_MAX);
+    Some(TurnFailure {
+        code: code.unwrap_or("agent_failed").to_owned(),
+        message: message.unwrap_or("the agent gave no reason").to_owned(),
+    })
 }

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::run::WaitingParent;
-use super::{RunnerOptions, StepHook, lease_ms};
+use super::{LEASE_MS, RunnerOptions, StepHook};
 use crate::gateway::ConversationLocks;
 use crate::http::HttpPool;
 use crate::mcp::ToolServers;
@@ -213,7 +213,7 @@ impl Generation {
     pub(super) fn start_claiming(self: &Arc<Self>) {
         for (name, local) in &self.agents {
             let permits = Arc::clone(&local.turns);
-            let how = (lease_ms(), local.agent.starts_with_commit());
+            let how = (LEASE_MS, local.agent.starts_with_commit());
             let begun = self.engine.claim_on_start(&self.tenant, name, permits, how);
             let auto_claimed = Arc::clone(self).run_auto_claimed(local.clone(), begun);
             self.claimers.spawn(auto_claimed);
@@ -270,7 +270,7 @@ impl Generation {
                 agent: agent.clone(),
                 max: permits.num_permits(),
                 wait: CLAIM_WAIT,
-                lease_ms: lease_ms(),
+                lease_ms: LEASE_MS,
                 request: None,
             };
             // When this generation retires, let a claim in flight finish and execute its requests. Only

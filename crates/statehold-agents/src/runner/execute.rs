@@ -1,0 +1,121 @@
+//! Executes one turn of a hosted agent: keeps its lease, and ends its request with an answer or an error.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use statehold_core::command::Rejection;
+use statehold_engine::EngineError;
+use statehold_engine::leased::{ClaimedTurn, LeasedRequest};
+use tokio::time::Instant;
+
+use super::generation::{Generation, LocalAgent, TurnPermit};
+use super::run::{AgentRun, SimulatedCrash, WaitingParent};
+use crate::message::raw;
+use crate::turn::{TurnError, TurnFailure};
+
+/// The interval between heartbeats.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+impl Generation {
+    /// Executes one turn until it ends or waits.
+    pub(super) async fn execute_turn(
+        self: Arc<Self>,
+        local: LocalAgent,
+        claimed: (ClaimedTurn, Instant),
+        permit: TurnPermit,
+        parent: Option<WaitingParent>,
+    ) {
+        let (request, agent) = (claimed.0.request.clone(), &local.spec.name);
+        let ended = self.try_turn(&local, claimed, permit, parent).await;
+        let ended = match ended {
+            Err(TurnError::Failed(failure)) => fail(&request, &failure).await,
+            other => other,
+        };
+        match ended {
+            Ok(()) | Err(TurnError::Paused | TurnError::Gone) => {}
+            // The lease expires, then the request is claimed again.
+            Err(error) => {
+                tracing::warn!(%agent, request = %request.ids.request, %error, "a turn stopped; it is retried later");
+            }
+        }
+    }
+
+    async fn try_turn(
+        self: &Arc<Self>,
+        LocalAgent { spec, agent, .. }: &LocalAgent,
+        (claimed, claimed_at): (ClaimedTurn, Instant),
+        permit: TurnPermit,
+        parent: Option<WaitingParent>,
+    ) -> Result<(), TurnError> {
+        let request = &claimed.request.clone();
+        // Steps are durable before a model, an agent or a tool is asked. The lease is the only thing that a
+        // turn begins with and that may not be: each write of a turn returns when it is durable.
+        if !agent.starts_with_commit() {
+            request.durable().await?;
+        }
+        // A request that waited in memory for a heartbeat interval may have been claimed by another
+        // worker.
+        if claimed_at.elapsed() >= HEARTBEAT {
+            request.heartbeat().await?;
+        }
+        let id = request.ids.request;
+        // Keep the draft open until this turn ends, also if it panics.
+        let _draft = self.engine.open_draft(id);
+        let mut run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit).await?;
+        run.parent = Mutex::new(parent);
+        let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
+        let outcome = tokio::select! {
+            biased;
+            outcome = turn => outcome,
+            () = keep_lease(request) => Ok(Err(TurnError::Gone)),
+            () = self.stop.cancelled() => return Err(TurnError::Gone),
+        };
+        let outcome = outcome.unwrap_or_else(|panic| {
+            if panic.is::<SimulatedCrash>() {
+                return Err(TurnError::Gone);
+            }
+            tracing::error!(agent = %spec.name, request = %id, "a turn panicked");
+            let message = "the server has a bug here; only recorded steps have taken effect";
+            Err(TurnError::failed("internal", message))
+        });
+        match outcome {
+            Ok(answer) => tokio::select! {
+                biased;
+                completed = run.complete(&answer) => completed,
+                () = keep_lease(request) => Err(TurnError::Gone),
+            },
+            Err(error) => {
+                if let TurnError::Failed(_) = &error {
+                    run.record_deferred().await?;
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Fails a request with an error.
+async fn fail(request: &LeasedRequest, failure: &TurnFailure) -> Result<(), TurnError> {
+    let failed = match request.fail(&raw(failure)).await {
+        // Open holds prevent the request from failing now. Release the lease, so that a later claim
+        // fails it after the decisions. A decision made meanwhile must not look like work that a lost
+        // worker had started.
+        Err(EngineError::Rejected(Rejection::HoldsOpen { .. })) => request.release(None).await,
+        failed => failed,
+    };
+    failed.map_err(TurnError::from)
+}
+
+/// Sends heartbeats. Returns when the lease is lost.
+async fn keep_lease(request: &LeasedRequest) {
+    loop {
+        tokio::time::sleep(HEARTBEAT).await;
+        if let Err(error) = request.heartbeat().await
+            && matches!(TurnError::from(error), TurnError::Gone)
+        {
+            return;
+        }
+    }
+}
