@@ -105,9 +105,9 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             number,
             task,
             parent,
-            acting,
+            key_owner,
         } => {
-            let people = [Some(principal), *acting].into_iter().flatten();
+            let people = [Some(principal), *key_owner].into_iter().flatten();
             start_request(state, (*request, *number), *task, *parent, seq, people);
         }
         Event::RequestLeased {

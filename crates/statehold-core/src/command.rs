@@ -251,13 +251,13 @@ pub struct Context {
     pub entropy: u64,
     /// How far heartbeats extended leases. In memory only.
     pub leases: BTreeMap<RequestId, Timestamp>,
-    /// The finished objects that the command names.
-    pub cold: Cold,
+    /// Facts that the state does not have, loaded for this command.
+    pub loaded: LoadedFacts,
 }
 
-/// Finished objects, loaded because the command names them.
+/// Facts outside the live state: the finished objects that a command names, and the past of a rewind.
 #[derive(Debug, Clone, Default)]
-pub struct Cold {
+pub struct LoadedFacts {
     /// The hold it decides, if that is decided.
     pub hold: Option<DecidedHold>,
     /// The request it names, if that has ended.
@@ -268,7 +268,7 @@ pub struct Cold {
     pub past: Option<Past>,
     /// For a claim: the policy terms of calls without an approval hold. A `reconcile` hold about
     /// such a call uses them.
-    pub laid_down: BTreeMap<ItemId, AskedAbout>,
+    pub policy_terms: BTreeMap<ItemId, AskedAbout>,
     /// For a claim: calls whose tools gave no answer, even after a retry. They get a `reconcile` hold
     /// even if they are idempotent.
     pub unanswered: BTreeSet<ItemId>,

@@ -61,7 +61,7 @@ pub struct Actor {
     /// The roles held, for example `approver`.
     pub roles: BTreeSet<Name>,
     /// The owner of the backend's key, if a backend acts for the principal.
-    pub acting: Option<Principal>,
+    pub key_owner: Option<Principal>,
 }
 
 /// The role that may decide approvals when a policy names no other.
@@ -74,7 +74,7 @@ impl Actor {
             tenant,
             principal: Principal::System,
             roles: BTreeSet::new(),
-            acting: None,
+            key_owner: None,
         }
     }
 

@@ -187,8 +187,8 @@ pub enum Event {
     /// An invocation began.
     RequestStarted {
         /// The owner of the backend's key, if a backend acted for the principal of the record.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        acting: Option<Principal>,
+        #[serde(rename = "acting", default, skip_serializing_if = "Option::is_none")]
+        key_owner: Option<Principal>,
         /// The n of its alias.
         number: u64,
         /// The request that waits for it.

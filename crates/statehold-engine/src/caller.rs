@@ -91,7 +91,7 @@ pub struct Caller {
     /// The identity: one per person, or per key that belongs to no person.
     pub principal: Principal,
     /// The owner of the key of a backend that acts for a user.
-    pub acting: Option<Principal>,
+    pub key_owner: Option<Principal>,
     /// The caller's roles.
     pub roles: Roles,
     /// If set, the only user the caller may act for.
@@ -108,7 +108,7 @@ impl Caller {
         Self {
             tenant,
             principal: Principal::Local,
-            acting: None,
+            key_owner: None,
             roles: Roles::all(),
             user: None,
             agents: BTreeSet::new(),
@@ -126,7 +126,7 @@ impl Caller {
         Self {
             tenant,
             principal: Principal::System,
-            acting: None,
+            key_owner: None,
             roles: Roles([worker].into()),
             user: None,
             agents: BTreeSet::new(),
@@ -142,7 +142,7 @@ impl Caller {
                 Some(person) => Principal::User(person),
                 None => Principal::Key(key.id),
             },
-            acting: None,
+            key_owner: None,
             roles: Roles(key.roles.clone()),
             user: key.user,
             agents: key.agents.clone(),
@@ -163,7 +163,7 @@ impl Caller {
         let is_owned = self.user.is_none() && matches!(self.principal, Principal::User(_));
         may_act.then(|| Self {
             principal: Principal::User(user),
-            acting: is_owned.then_some(self.principal).or(self.acting),
+            key_owner: is_owned.then_some(self.principal).or(self.key_owner),
             user: Some(user),
             ..self.clone()
         })
@@ -206,7 +206,7 @@ impl Caller {
             tenant: self.tenant.clone(),
             principal: self.principal,
             roles: self.roles.names().clone(),
-            acting: self.acting,
+            key_owner: self.key_owner,
         }
     }
 }

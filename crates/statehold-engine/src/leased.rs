@@ -32,7 +32,7 @@ use crate::error::EngineError;
 use crate::guard::credentials::Credential;
 use crate::holds::{HoldDetail, Pending};
 use crate::locks::Lock;
-use crate::open_hold::{NewAsk, open_hold};
+use crate::open_hold::{HoldSpec, open_hold};
 use crate::own_work::{Ended, Progress};
 use crate::read::{ItemPage, RequestDetail};
 
@@ -438,10 +438,10 @@ impl LeasedRequest {
     /// # Errors
     ///
     /// If the lease is lost, the hold is invalid, or the policy is stricter.
-    pub async fn open_hold(&self, ask: NewAsk) -> Result<(), EngineError> {
+    pub async fn open_hold(&self, spec: HoldSpec) -> Result<(), EngineError> {
         let payloads = self.engine.payloads_of(self.ids.session).await?;
         let (write, by) = (self.write(payloads), self.ids.fenced());
-        let opened = open_hold(write, by, ask, Vec::new()).await;
+        let opened = open_hold(write, by, spec, Vec::new()).await;
         opened.map(drop)
     }
 
@@ -451,8 +451,8 @@ impl LeasedRequest {
     /// # Errors
     ///
     /// If the hold is invalid, or the policy is stricter.
-    pub async fn require_askable(&self, ask: &NewAsk) -> Result<(), EngineError> {
-        self.engine.require_askable(&self.agent, ask).await
+    pub async fn require_valid_hold(&self, spec: &HoldSpec) -> Result<(), EngineError> {
+        self.engine.require_valid_hold(&self.agent, spec).await
     }
 
     /// Extends the lease, without a commit.

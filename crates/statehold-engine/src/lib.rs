@@ -53,7 +53,7 @@ pub use guard::sealed::OpenedArgs;
 pub use holds::{HoldDetail, HoldFilter, HoldGroup, Pending, PendingHold};
 pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
 pub use locks::Lock;
-pub use open_hold::{NewAction, NewAsk};
+pub use open_hold::{HoldSpec, NewAction};
 pub use own_work::{Ended, Progress};
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,

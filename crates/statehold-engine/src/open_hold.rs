@@ -41,7 +41,7 @@ const REASON_TEXT_BYTES_MAX: usize = 2_048;
 
 /// A hold to open.
 #[derive(Debug, Clone)]
-pub struct NewAsk {
+pub struct HoldSpec {
     /// The kind of hold.
     pub kind: HoldKind,
     /// One line.
@@ -106,24 +106,24 @@ struct GatedAction {
 pub(crate) async fn open_hold(
     mut write: SessionWrite<'_>,
     by: Fenced,
-    ask: NewAsk,
+    spec: HoldSpec,
     mut items: Vec<NewItem>,
 ) -> Result<Receipt<HoldView>, EngineError> {
     let (engine, session) = (write.engine, write.session);
-    require_words(&ask)?;
-    let reasons = ask.reasons.as_deref().map(reasons).transpose()?;
-    engine.require_schemas(&ask).await?;
+    require_words(&spec)?;
+    let reasons = spec.reasons.as_deref().map(reasons).transpose()?;
+    engine.require_schemas(&spec).await?;
     let state = engine.durable_state(session).await?;
     let task = state.task_of(by.request).cloned();
     engine.require_room(&state).await?;
-    let policy = engine.policy_for(task.as_ref().map(|task| &task.agent), &ask);
-    let terms = policy.tighten(ask.kind, wanted_terms(&ask))?;
+    let policy = engine.policy_for(task.as_ref().map(|task| &task.agent), &spec);
+    let terms = policy.tighten(spec.kind, wanted_terms(&spec))?;
     if let Some(task) = &task {
         engine.hide_gated(&task.agent, &mut items, &mut write.payloads);
     }
     let mut mint = IdMint::new(engine.now(), session.shard(), entropy()?);
     let id = HoldId::from_uuid(mint.next_uuid());
-    let gated = match ask.action {
+    let gated = match spec.action {
         Some(action) => {
             let written = (&mut items, &mut write.payloads);
             let place = (session, by.request, id);
@@ -137,22 +137,22 @@ pub(crate) async fn open_hold(
     };
     let is_sealed = action.as_ref().is_some_and(|body| body.sealed.is_some());
     let body = HoldBody {
-        title: ask.title,
-        message: ask.message,
+        title: spec.title,
+        message: spec.message,
         action,
-        response_schema: ask.response_schema,
-        url: ask.url,
+        response_schema: spec.response_schema,
+        url: spec.url,
         reasons,
-        group_id: ask.group_id,
+        group_id: spec.group_id,
         comment_required: policy.policy.comment_required.unwrap_or(false),
     };
     let hold = NewHold {
         id,
-        kind: ask.kind,
+        kind: spec.kind,
         body: write.payloads.put(to_bytes(&body)),
         call: target,
         digest,
-        allowed: ask.allowed,
+        allowed: spec.allowed,
         need: terms.quorum.unwrap_or(1),
         expires_in_ms: terms
             .expires_in_seconds
@@ -192,24 +192,24 @@ impl Engine {
     /// # Errors
     ///
     /// If the hold is invalid, or the policy is stricter.
-    pub(crate) async fn require_askable(
+    pub(crate) async fn require_valid_hold(
         &self,
         agent: &Name,
-        ask: &NewAsk,
+        spec: &HoldSpec,
     ) -> Result<(), EngineError> {
-        require_words(ask)?;
-        ask.reasons.as_deref().map(reasons).transpose()?;
-        self.require_schemas(ask).await?;
-        let policy = self.policy_for(Some(agent), ask);
-        policy.tighten(ask.kind, wanted_terms(ask))?;
-        if let Some(action) = &ask.action {
+        require_words(spec)?;
+        spec.reasons.as_deref().map(reasons).transpose()?;
+        self.require_schemas(spec).await?;
+        let policy = self.policy_for(Some(agent), spec);
+        policy.tighten(spec.kind, wanted_terms(spec))?;
+        if let Some(action) = &spec.action {
             require_args(action)?;
         }
         Ok(())
     }
 
-    fn policy_for(&self, agent: Option<&Name>, ask: &NewAsk) -> Effective {
-        match (agent, &ask.action) {
+    fn policy_for(&self, agent: Option<&Name>, spec: &HoldSpec) -> Effective {
+        match (agent, &spec.action) {
             (Some(agent), Some(action)) => self.policies().of(agent, action.tool.as_str()),
             _ => Effective::default(),
         }
@@ -354,13 +354,13 @@ impl Engine {
 
     /// Compiles the schemas when the hold is opened, so that a worker's invalid schema never blocks a
     /// decision.
-    async fn require_schemas(&self, ask: &NewAsk) -> Result<(), EngineError> {
-        let args_schema = ask
+    async fn require_schemas(&self, spec: &HoldSpec) -> Result<(), EngineError> {
+        let args_schema = spec
             .action
             .as_ref()
             .and_then(|action| action.args_schema.clone());
         let schemas = [
-            ("response_schema", ask.response_schema.clone()),
+            ("response_schema", spec.response_schema.clone()),
             ("action.args_schema", args_schema),
         ];
         for (path, schema) in schemas {
@@ -377,15 +377,15 @@ impl Engine {
 }
 
 /// The terms that a worker asks for.
-fn wanted_terms(ask: &NewAsk) -> HoldTerms {
-    let action = ask.action.as_ref();
+fn wanted_terms(spec: &HoldSpec) -> HoldTerms {
+    let action = spec.action.as_ref();
     HoldTerms {
-        decide_by: ask.decide_by.clone(),
+        decide_by: spec.decide_by.clone(),
         effect: action.and_then(|action| action.effect),
-        expires_in_seconds: ask.expires_in_seconds,
+        expires_in_seconds: spec.expires_in_seconds,
         idempotent: action.and_then(|action| action.idempotent),
-        on_expiry: ask.on_expiry,
-        quorum: ask.quorum,
+        on_expiry: spec.on_expiry,
+        quorum: spec.quorum,
         risk: action.and_then(|action| action.risk),
     }
 }
@@ -448,29 +448,29 @@ fn malformed<T>(path: &str, what: impl Into<String>) -> Result<T, EngineError> {
     })
 }
 
-fn require_words(ask: &NewAsk) -> Result<(), EngineError> {
-    if ask.title.is_empty() || ask.title.len() > TITLE_BYTES_MAX {
+fn require_words(spec: &HoldSpec) -> Result<(), EngineError> {
+    if spec.title.is_empty() || spec.title.len() > TITLE_BYTES_MAX {
         return malformed("title", "is 1 to 256 bytes");
     }
-    let message = ask.message.as_deref().unwrap_or_default();
+    let message = spec.message.as_deref().unwrap_or_default();
     if message.len() > MESSAGE_BYTES_MAX {
         return malformed("message", "has at most 16384 bytes");
     }
-    let group = ask.group_id.as_deref();
+    let group = spec.group_id.as_deref();
     if group.is_some_and(|group| group.is_empty() || group.len() > GROUP_BYTES_MAX) {
         return malformed("group_id", "is 1 to 64 bytes");
     }
-    if (ask.kind == HoldKind::Approval) != ask.action.is_some() {
+    if (spec.kind == HoldKind::Approval) != spec.action.is_some() {
         return malformed("action", "is needed for approvals, and only there");
     }
-    match (&ask.url, ask.kind) {
+    match (&spec.url, spec.kind) {
         (None, HoldKind::Link) => return malformed("url", "is needed for links"),
         (Some(url), _) if !is_web_address(url) => {
             return malformed("url", "is an http or https address without a password");
         }
         _ => {}
     }
-    if ask.kind == HoldKind::Form && ask.response_schema.is_none() {
+    if spec.kind == HoldKind::Form && spec.response_schema.is_none() {
         return malformed("response_schema", "is needed for forms");
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use statehold_core::command::{Cold, Command, Context, Output, StartRequest, StatePatch};
+use statehold_core::command::{Command, Context, LoadedFacts, Output, StartRequest, StatePatch};
 use statehold_core::digest::{BodyRef, Digest, PayloadKey};
 use statehold_core::ids::{IdMint, KeyId, SessionId, Shard, UserId};
 use statehold_core::name::Name;
@@ -80,7 +80,7 @@ pub fn actor(principal: Principal, roles: &[&str]) -> Actor {
         tenant: name("t1"),
         principal,
         roles: roles.iter().map(|role| name(role)).collect(),
-        acting: None,
+        key_owner: None,
     }
 }
 
@@ -94,14 +94,14 @@ pub fn digest(text: &str) -> Digest {
     Digest::sha256(text.as_bytes())
 }
 
-/// A context without anything cold, at `seconds` after the start of time.
+/// A context without loaded facts, at `seconds` after the start of time.
 pub fn context(actor: Actor, seconds: i64, entropy: u64) -> Context {
     Context {
         now: Timestamp::from_micros(seconds * 1_000_000),
         actor,
         entropy,
         leases: BTreeMap::new(),
-        cold: Cold::default(),
+        loaded: LoadedFacts::default(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use statehold_core::command::{
-    Cold, Command, Context, Fenced, Outcome, Output, StartRequest, StatePatch, StateSet,
+    Command, Context, Fenced, LoadedFacts, Outcome, Output, StartRequest, StatePatch, StateSet,
 };
 use statehold_core::decide::decide;
 use statehold_core::digest::{BodyRef, Digest, PayloadKey};
@@ -171,7 +171,7 @@ impl Client {
             actor,
             entropy: self.random.next_u64(),
             leases: BTreeMap::new(),
-            cold: Cold::default(),
+            loaded: LoadedFacts::default(),
         };
         let outcome = decide(&self.state, command, &ctx).map_err(ClientError::Refused)?;
         let Outcome::Commit(record) = outcome else {

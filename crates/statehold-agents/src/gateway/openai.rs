@@ -359,13 +359,13 @@ async fn prepare_new(run: &AgentRun, is_recreated: bool) -> Result<PreparedCall,
 async fn open_holds(run: &mut AgentRun, paused: &RemotePause) -> Result<DecisionBatch, TurnError> {
     let mut decisions = DecisionBatch::default();
     let mut is_open = false;
-    let asks = paused.local_holds()?;
+    let holds = paused.local_holds()?;
     // Check all holds before opening any: open all or none.
-    for (_, ask) in &asks {
-        run.require_askable(ask).await?;
+    for (_, spec) in &holds {
+        run.require_valid_hold(spec).await?;
     }
-    for (hold, ask) in asks {
-        match run.ask_person(ask).await? {
+    for (hold, spec) in holds {
+        match run.ask_person(spec).await? {
             Some(decided) => {
                 decisions.deliveries.push(hold.delivery(&decided));
                 decisions.results.extend(pause::call_result(&decided));

@@ -12,7 +12,7 @@ use statehold_core::ids::ItemId;
 use statehold_core::item::CallOutcome;
 use statehold_core::name::{Name, is_deceptive};
 use statehold_engine::bodies::Raw;
-use statehold_engine::{NewAction, NewAsk, Schema};
+use statehold_engine::{HoldSpec, NewAction, Schema};
 
 use crate::message::raw;
 use crate::runner::HoldDecision;
@@ -124,7 +124,7 @@ impl RemotePause {
     }
 
     /// Local holds to open, in order, each with the remote hold.
-    pub(super) fn local_holds(&self) -> Result<Vec<(&RemoteHold, NewAsk)>, TurnError> {
+    pub(super) fn local_holds(&self) -> Result<Vec<(&RemoteHold, HoldSpec)>, TurnError> {
         let local_holds = self
             .holds
             .iter()
@@ -134,7 +134,7 @@ impl RemotePause {
 }
 
 impl RemoteHold {
-    fn to_local_hold(&self) -> Result<NewAsk, TurnError> {
+    fn to_local_hold(&self) -> Result<HoldSpec, TurnError> {
         let kind = match self.kind {
             RemoteKind::Approval => HoldKind::Approval,
             RemoteKind::Question => HoldKind::Question,
@@ -159,7 +159,7 @@ impl RemoteHold {
             HoldKind::Question | HoldKind::Form => self.schema()?,
             _ => None,
         };
-        Ok(NewAsk {
+        Ok(HoldSpec {
             kind,
             title,
             message: message.filter(|text| !text.is_empty()),

@@ -5,7 +5,7 @@ use statehold_core::command::Rejection;
 use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::{HoldId, ItemId};
 use statehold_engine::bodies::{DecisionBody, Raw, parse};
-use statehold_engine::{EngineError, HoldDetail, NewAsk};
+use statehold_engine::{EngineError, HoldDetail, HoldSpec};
 
 use super::child::step_mismatch;
 use super::journal::StepKind;
@@ -28,8 +28,8 @@ pub(crate) struct HoldDecision {
 
 impl AgentRun {
     /// Checks that the engine would accept this hold.
-    pub(crate) async fn require_askable(&self, ask: &NewAsk) -> Result<(), TurnError> {
-        let checked = self.request.require_askable(ask).await;
+    pub(crate) async fn require_valid_hold(&self, spec: &HoldSpec) -> Result<(), TurnError> {
+        let checked = self.request.require_valid_hold(spec).await;
         checked.map_err(hold_refused)
     }
 
@@ -37,21 +37,21 @@ impl AgentRun {
     /// holds it needs, then releases the lease.
     pub(crate) async fn ask_person(
         &mut self,
-        ask: NewAsk,
+        spec: HoldSpec,
     ) -> Result<Option<HoldDecision>, TurnError> {
         // Skip reconcile holds: the server opened them, not the run.
         while let Some(known) = self.holds.pop_front() {
             if known.hold.kind == HoldKind::Reconcile {
                 continue;
             }
-            if known.hold.kind != ask.kind {
+            if known.hold.kind != spec.kind {
                 let what = "it had opened a hold of another kind";
                 return Err(step_mismatch(what));
             }
             return Ok(hold_decision(&known));
         }
         self.notify_hook(StepKind::Hold, CommitPhase::Before);
-        let opened = self.request.open_hold(ask).await;
+        let opened = self.request.open_hold(spec).await;
         opened.map_err(hold_refused)?;
         self.notify_hook(StepKind::Hold, CommitPhase::After);
         Ok(None)

@@ -22,7 +22,7 @@ use statehold_agents::spec::AgentKind;
 use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::request::{LiveStatus, RequestOutcome};
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
-use statehold_engine::{NewAsk, testing};
+use statehold_engine::{HoldSpec, testing};
 
 async fn math_and_weather() -> Rig {
     let rules = [
@@ -165,7 +165,7 @@ async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
     let session = rig.session(top).await;
     let request = rig.ask(session, top, "weather?").await;
     let claimed = rig.claim("weather").await;
-    let ask = NewAsk {
+    let spec = HoldSpec {
         kind: HoldKind::Question,
         title: "Which Springfield?".to_owned(),
         message: None,
@@ -180,7 +180,7 @@ async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
         on_expiry: None,
         decide_by: None,
     };
-    rig.leased(&claimed).open_hold(ask).await?;
+    rig.leased(&claimed).open_hold(spec).await?;
     // The coordinator's lease is released while it waits.
     let paused = rig
         .until(request, |detail| {

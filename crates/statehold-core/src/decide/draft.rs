@@ -66,7 +66,7 @@ impl<'a> Draft<'a> {
         self.state
             .requests
             .get(&request)
-            .ok_or_else(|| match self.ctx.cold.request {
+            .ok_or_else(|| match self.ctx.loaded.request {
                 Some((ended, outcome)) if ended == request => {
                     Rejection::RequestEnded { request, outcome }
                 }
@@ -79,7 +79,7 @@ impl<'a> Draft<'a> {
         self.state
             .tasks
             .get(&task)
-            .ok_or_else(|| match self.ctx.cold.task {
+            .ok_or_else(|| match self.ctx.loaded.task {
                 Some(ended) if ended == task => Rejection::TaskFinal { task },
                 _ => Rejection::NotFound,
             })

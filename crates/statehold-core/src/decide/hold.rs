@@ -49,10 +49,10 @@ pub(super) fn open(
     }
     let was_decided = draft
         .ctx
-        .cold
+        .loaded
         .hold
         .as_ref()
-        .is_some_and(|cold| cold.hold.id == hold.id);
+        .is_some_and(|decided| decided.hold.id == hold.id);
     if draft.state.holds.contains_key(&hold.id) || was_decided {
         return Err(Rejection::HoldExists { hold: hold.id });
     }
@@ -178,8 +178,10 @@ pub(super) fn open_reconcile(
     let digest = open.and_then(|open| open.digest);
     // Reuse the terms of the approval: only a person who could have approved the call may let it
     // run again.
-    let laid_down = || draft.ctx.cold.laid_down.get(&call).cloned();
-    let asked = open.and_then(|open| open.asked.clone()).or_else(laid_down);
+    let policy_terms = || draft.ctx.loaded.policy_terms.get(&call).cloned();
+    let asked = open
+        .and_then(|open| open.asked.clone())
+        .or_else(policy_terms);
     let opened_by = live.last_worker.unwrap_or(draft.ctx.actor.principal);
     draft.emit(Event::HoldOpened {
         hold,
@@ -210,13 +212,13 @@ pub(super) fn already_decided(
     new: &NewDecision,
 ) -> Result<Option<Outcome>, Rejection> {
     let open = draft.state.holds.get(&id);
-    let cold = draft
+    let decided = draft
         .ctx
-        .cold
+        .loaded
         .hold
         .as_ref()
-        .filter(|cold| cold.hold.id == id);
-    let Some(hold) = open.or(cold.map(|cold| &cold.hold)) else {
+        .filter(|decided| decided.hold.id == id);
+    let Some(hold) = open.or(decided.map(|decided| &decided.hold)) else {
         return Err(Rejection::NotFound);
     };
     let vote = hold.votes.get(&draft.ctx.actor.principal);
@@ -227,28 +229,28 @@ pub(super) fn already_decided(
             revision: vote.revision,
         }));
     }
-    let (None, Some(cold)) = (open, cold) else {
+    let (None, Some(decided)) = (open, decided) else {
         return Ok(None);
     };
-    let is_same = cold.decision.key == Some(new.key)
-        && cold.decision.fingerprint == Some(new.fingerprint)
-        && cold.decision.by == draft.ctx.actor.principal;
+    let is_same = decided.decision.key == Some(new.key)
+        && decided.decision.fingerprint == Some(new.fingerprint)
+        && decided.decision.by == draft.ctx.actor.principal;
     if is_same || mutant::is_on(Mutant::ReplayAnything) {
         return Ok(Some(Outcome::AlreadyDone {
-            revision: cold.revision,
+            revision: decided.revision,
         }));
     }
     if mutant::is_on(Mutant::DecideTwice)
-        || mutant::is_on(Mutant::ReopenExpired) && !cold.hold.is_due(draft.ctx.now)
+        || mutant::is_on(Mutant::ReopenExpired) && !decided.hold.is_due(draft.ctx.now)
     {
         return Ok(None);
     }
-    if cold.decision.status == HoldStatus::Expired {
+    if decided.decision.status == HoldStatus::Expired {
         return Err(Rejection::HoldExpired { hold: id });
     }
     Err(Rejection::HoldDecided {
         hold: id,
-        decision: Box::new(cold.decision),
+        decision: Box::new(decided.decision),
     })
 }
 
@@ -260,7 +262,7 @@ pub(super) fn decide(
 ) -> Result<Result<(), Rejection>, Rejection> {
     let open = draft.state.holds.get(&id);
     let Some(hold) = open
-        .or(draft.ctx.cold.hold.as_ref().map(|cold| &cold.hold))
+        .or(draft.ctx.loaded.hold.as_ref().map(|decided| &decided.hold))
         .cloned()
     else {
         return Err(Rejection::NotFound);
@@ -405,10 +407,10 @@ fn unpause_all(draft: &mut Draft<'_>, request: RequestId) {
 
 pub(super) fn expire(draft: &mut Draft<'_>, id: HoldId) -> Result<(), Rejection> {
     let Some(hold) = draft.state.holds.get(&id).cloned() else {
-        return Err(match &draft.ctx.cold.hold {
-            Some(cold) if cold.hold.id == id => Rejection::HoldDecided {
+        return Err(match &draft.ctx.loaded.hold {
+            Some(decided) if decided.hold.id == id => Rejection::HoldDecided {
                 hold: id,
-                decision: Box::new(cold.decision),
+                decision: Box::new(decided.decision),
             },
             _ => Rejection::NotFound,
         });

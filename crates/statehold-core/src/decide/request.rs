@@ -35,7 +35,7 @@ pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), R
         number,
         task,
         parent,
-        acting: draft.ctx.actor.acting,
+        key_owner: draft.ctx.actor.key_owner,
     });
     draft.unsettle(request);
     if let Some(parent) = parent {
@@ -85,7 +85,7 @@ fn pick_task(
 ) -> Result<TaskId, Rejection> {
     let above = parent.map(|link| link.task);
     if let Some(id) = start.task {
-        if mutant::is_on(Mutant::ReviveFinal) && draft.ctx.cold.task == Some(id) {
+        if mutant::is_on(Mutant::ReviveFinal) && draft.ctx.loaded.task == Some(id) {
             return Ok(id);
         }
         let task = draft.open_task(id)?;
@@ -164,7 +164,7 @@ pub(super) fn claim(
     if !is_free {
         return Err(Rejection::NotClaimable { request, status });
     }
-    let unanswered = &draft.ctx.cold.unanswered;
+    let unanswered = &draft.ctx.loaded.unanswered;
     let uncertain: Vec<_> = live.uncertain_calls(unanswered).collect();
     let is_lost = status == LiveStatus::Running;
     if uncertain.is_empty() {

@@ -135,7 +135,7 @@ pub(super) fn rewind(draft: &mut Draft<'_>, to: u64) -> Result<(), Rejection> {
     if to == 0 || to >= current {
         return Err(not_past);
     }
-    let Some(past) = &draft.ctx.cold.past else {
+    let Some(past) = &draft.ctx.loaded.past else {
         return Err(not_past);
     };
     cancel_all_live(draft);

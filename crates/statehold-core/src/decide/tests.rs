@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::step;
 use crate::apply::apply;
 use crate::command::{
-    Cold, Command, Context, DecidedHold, Fenced, Named, Outcome, Output, Past, Rejection,
+    Command, Context, DecidedHold, Fenced, LoadedFacts, Named, Outcome, Output, Past, Rejection,
     StartRequest, StatePatch,
 };
 use crate::digest::{BodyRef, Digest, PayloadKey};
@@ -191,7 +191,7 @@ impl World {
             actor,
             entropy: self.entropy,
             leases: self.heartbeats.clone(),
-            cold: self.cold(&command),
+            loaded: self.loaded(&command),
         };
         let before = self.state.clone();
         let result = step(&mut self.state, &command, &ctx);
@@ -251,7 +251,7 @@ impl World {
         self.records.push(record.clone());
     }
 
-    fn cold(&self, command: &Command) -> Cold {
+    fn loaded(&self, command: &Command) -> LoadedFacts {
         let Named {
             hold,
             request,
@@ -267,13 +267,13 @@ impl World {
             }
             _ => None,
         };
-        Cold {
+        LoadedFacts {
             hold: hold.and_then(|id| self.decided.get(&id).cloned()),
             request: request.and_then(|id| Some((id, *self.ended.get(&id)?))),
             task: task.filter(|id| self.closed.contains_key(id)),
             past,
             unanswered: self.unanswered.clone(),
-            ..Cold::default()
+            ..LoadedFacts::default()
         }
     }
 
@@ -727,7 +727,7 @@ fn actor(principal: Principal, roles: &[&str]) -> Actor {
         tenant: name("t1"),
         principal,
         roles: roles.iter().map(|role| name(role)).collect(),
-        acting: None,
+        key_owner: None,
     }
 }
 

@@ -83,10 +83,10 @@ impl Facts {
             Event::RequestStarted {
                 request,
                 parent,
-                acting,
+                key_owner,
                 ..
             } => {
-                let people = [Some(principal), *acting];
+                let people = [Some(principal), *key_owner];
                 self.starters
                     .insert(*request, people.into_iter().flatten().collect());
                 if let Some(parent) = parent {

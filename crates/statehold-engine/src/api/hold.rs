@@ -29,7 +29,7 @@ use crate::error::EngineError;
 use crate::guard::access::require_hold_reader;
 use crate::guard::policy::parse_decide_by;
 use crate::holds::HoldFilter;
-use crate::open_hold::{NewAction, NewAsk, open_hold};
+use crate::open_hold::{HoldSpec, NewAction, open_hold};
 use crate::read::Page;
 
 pub use action::ActionView;
@@ -95,7 +95,7 @@ pub async fn open(
     let action = action.transpose()?;
     let items = new_items(input.items, &targets, &mut write.payloads)?;
     let decide_by = input.decide_by.as_deref().map(parse_decide_by).transpose();
-    let ask = NewAsk {
+    let spec = HoldSpec {
         kind: input.kind,
         title: input.title,
         message: input.message,
@@ -114,7 +114,7 @@ pub async fn open(
         })?,
     };
     let fence = input.fence;
-    let opened = open_hold(write, Fenced { request, fence }, ask, items).await?;
+    let opened = open_hold(write, Fenced { request, fence }, spec, items).await?;
     Ok(match whole_args {
         Some(args) => with_whole_args(opened, &args),
         None => opened,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use statehold_core::command::{Cold, Command, Context, Outcome, Past};
+use statehold_core::command::{Command, Context, LoadedFacts, Outcome, Past};
 use statehold_core::decide::decide;
 use statehold_core::ids::RequestId;
 use statehold_core::principal::Actor;
@@ -62,19 +62,19 @@ impl Engine {
             mismatch => mismatch,
         };
         require_policy(inner, state, submission)?;
-        let mut cold = Cold {
+        let mut loaded = LoadedFacts {
             hold: finished.hold.map(|closed| (*closed).into()),
             request: finished.request.map(|ended| (ended.id, ended.outcome)),
             task: finished.task,
-            ..Cold::default()
+            ..LoadedFacts::default()
         };
         if let Some(revision) = named.past {
-            cold.past = inner.past(state, revision).await?;
+            loaded.past = inner.past(state, revision).await?;
         }
         if let Command::ClaimRequest { request, .. } = command {
-            cold.unanswered = self.unanswered(state, *request).await?;
-            cold.laid_down = self
-                .policies_of_uncertain_calls(state, *request, &cold.unanswered)
+            loaded.unanswered = self.unanswered(state, *request).await?;
+            loaded.policy_terms = self
+                .policies_of_uncertain_calls(state, *request, &loaded.unanswered)
                 .await?;
         }
         let ctx = Context {
@@ -82,7 +82,7 @@ impl Engine {
             actor,
             entropy: entropy()?,
             leases: inner.leases_of(state),
-            cold,
+            loaded,
         };
         let outcome = match (decide(state, command, &ctx), mismatch) {
             (Ok(done @ Outcome::AlreadyDone { .. }), _) => done,

@@ -5,7 +5,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use statehold_core::apply::apply;
-use statehold_core::command::{Cold, Command, Context, DecidedHold, Fenced, StatePatch, StateSet};
+use statehold_core::command::{
+    Command, Context, DecidedHold, Fenced, LoadedFacts, StatePatch, StateSet,
+};
 use statehold_core::decide;
 use statehold_core::hold::{
     CallTarget, DecideBy, DecisionKind, Hold, HoldKind, NewDecision, NewHold, OnExpiry,
@@ -255,7 +257,7 @@ impl World {
     }
 
     /// The context of a command of `actor` now. It plays the engine: the sender of the command loads the
-    /// cold objects.
+    /// finished objects.
     pub fn context(&self, actor: Actor) -> Context {
         let counters = [
             self.core.tasks_opened,
@@ -273,7 +275,7 @@ impl World {
             actor,
             entropy,
             leases,
-            cold: Cold::default(),
+            loaded: LoadedFacts::default(),
         }
     }
 
@@ -336,14 +338,14 @@ impl World {
                         was.votes.insert(*by, *vote);
                     }
                     let (decision, revision) = (*decision, record.content.seq);
-                    let cold = DecidedHold {
+                    let decided = DecidedHold {
                         hold: was,
                         decision,
                         revision,
                     };
                     Arc::make_mut(&mut self.decided)
                         .entry(*hold)
-                        .or_insert(cold);
+                        .or_insert(decided);
                 }
                 _ => {}
             }
@@ -398,7 +400,7 @@ impl World {
         match action {
             Action::Start(n) => {
                 let mut ctx = self.context(fixtures::client());
-                ctx.actor.acting = Some(fixtures::backend_owner().principal);
+                ctx.actor.key_owner = Some(fixtures::backend_owner().principal);
                 let start = fixtures::start("coordinator");
                 let before = self.core.revision;
                 model.deliver(self, &Command::StartRequest(start), &ctx);
@@ -448,7 +450,7 @@ impl World {
             }
             Action::Expire(hold) => {
                 let mut ctx = self.context(Actor::system(fixtures::name("t1")));
-                ctx.cold.hold = self.decided.get(&hold).cloned();
+                ctx.loaded.hold = self.decided.get(&hold).cloned();
                 model.deliver(self, &Command::ExpireHold { hold }, &ctx);
             }
             Action::Complete(by) => {
@@ -583,12 +585,12 @@ impl World {
             }
         };
         let mut ctx = self.context(actor);
-        ctx.cold.hold = self.decided.get(&id).cloned();
+        ctx.loaded.hold = self.decided.get(&id).cloned();
         let hold: Option<&Hold> = self.core.holds.get(&id).or(ctx
-            .cold
+            .loaded
             .hold
             .as_ref()
-            .map(|cold| &cold.hold));
+            .map(|decided| &decided.hold));
         let digest = hold.and_then(|hold| hold.digest);
         let decision = NewDecision {
             key: fixtures::digest(&format!("{person:?} {kind:?}")),
@@ -683,7 +685,7 @@ impl World {
                 Command::StartRequest(start)
             }
             Probe::FinalTask(task) => {
-                ctx.cold.task = Some(task);
+                ctx.loaded.task = Some(task);
                 start.task = Some(task);
                 Command::StartRequest(start)
             }

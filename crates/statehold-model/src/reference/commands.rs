@@ -376,7 +376,7 @@ impl World {
             task,
             parent,
             started_by: self.revision,
-            started_for: [Some(ctx.actor.principal), ctx.actor.acting],
+            started_for: [Some(ctx.actor.principal), ctx.actor.key_owner],
             leases: Vec::new(),
             restored_after: Vec::new(),
             attended: false,

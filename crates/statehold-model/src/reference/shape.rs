@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use statehold_core::command::{Cold, Command, DecidedHold, Past};
+use statehold_core::command::{Command, DecidedHold, LoadedFacts, Past};
 use statehold_core::hold::{Hold, HoldKind};
 use statehold_core::ids::{HoldId, ItemId, RequestId, TaskId};
 use statehold_core::record::{Event, Record};
@@ -274,7 +274,7 @@ impl World {
     }
 
     /// The finished things that a command names, as an engine would load them.
-    pub fn cold_for(&self, command: &Command) -> Cold {
+    pub fn loaded_for(&self, command: &Command) -> LoadedFacts {
         let (mut hold, mut request, mut task, mut past) = (None, None, None, None);
         match command {
             Command::StartRequest(start) => {
@@ -309,7 +309,7 @@ impl World {
             | Command::Fork { .. } => {}
         }
         let past = past.filter(|to| (1..self.revision).contains(to));
-        Cold {
+        LoadedFacts {
             hold: hold.and_then(|id| self.decided_hold(id)),
             request: request
                 .and_then(|id| Some((id, self.requests[self.request_named(id)?].ended?))),
@@ -322,7 +322,7 @@ impl World {
                 keys: self.keys_at(to),
                 memories: Arc::new(self.memories_kept(to)),
             }),
-            ..Cold::default()
+            ..LoadedFacts::default()
         }
     }
 

@@ -85,7 +85,7 @@ fn variable(name: &str) -> Option<u64> {
     )
 }
 
-/// One sequence on both sides, with the engine's part: the clock, heartbeats, loading cold objects.
+/// One sequence on both sides, with the engine's part: the clock, heartbeats, loading finished objects.
 struct Run {
     state: SessionState,
     world: World,
@@ -190,7 +190,7 @@ impl Run {
             actor: sent.actor.clone(),
             entropy: self.entropy,
             leases: self.heartbeats.clone(),
-            cold: self.world.cold_for(&sent.command),
+            loaded: self.world.loaded_for(&sent.command),
         }
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
-use statehold_core::command::{Cold, Command, Context};
+use statehold_core::command::{Command, Context, LoadedFacts};
 use statehold_core::decide::decide;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::principal::Actor;
@@ -151,7 +151,7 @@ fn raise_fence(state: &SessionState, request: RequestId) -> Result<Commit, BoxEr
         actor: Actor::system(owner.tenant.clone()),
         entropy: 0,
         leases: BTreeMap::new(),
-        cold: Cold::default(),
+        loaded: LoadedFacts::default(),
     };
     let outcome = decide(state, &Command::RaiseFence { request }, &ctx)?;
     let record = outcome.record().ok_or("a request got no new fence")?;

@@ -9,7 +9,9 @@ use std::task::{self, Poll, Wake};
 use std::thread::{self, Thread};
 
 use statehold_core::apply::apply;
-use statehold_core::command::{Cold, Command, Context, Fenced, Named, Outcome, Past, Rejection};
+use statehold_core::command::{
+    Command, Context, Fenced, LoadedFacts, Named, Outcome, Past, Rejection,
+};
 use statehold_core::decide::decide;
 use statehold_core::digest::{BodyRef, Digest, PayloadKey};
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
@@ -222,7 +224,7 @@ impl Driver {
             actor: actor.clone(),
             entropy: self.fresh_entropy(),
             leases: BTreeMap::new(),
-            cold: self.cold(command).await,
+            loaded: self.loaded(command).await,
         };
         decide(&self.state, command, &context)
     }
@@ -368,7 +370,7 @@ impl Driver {
     }
 
     /// The finished things that a command names, and the past that a rewind goes back to.
-    async fn cold(&self, command: &Command) -> Cold {
+    async fn loaded(&self, command: &Command) -> LoadedFacts {
         const HEALTHY: &str = "the store answers";
         let Named {
             hold,
@@ -376,18 +378,18 @@ impl Driver {
             task,
             past: to,
         } = command.named();
-        let mut cold = Cold::default();
+        let mut loaded = LoadedFacts::default();
         if let Some(id) = request {
             let ended = self.store.ended_request(id).await.expect(HEALTHY);
-            cold.request = ended.map(|ended| (ended.id, ended.outcome));
+            loaded.request = ended.map(|ended| (ended.id, ended.outcome));
         }
         if let Some(id) = task {
             let closed = self.store.closed_task(id).await.expect(HEALTHY);
-            cold.task = closed.map(|closed| closed.task.id);
+            loaded.task = closed.map(|closed| closed.task.id);
         }
         if let Some(id) = hold {
             let closed = self.store.closed_hold(id).await.expect(HEALTHY);
-            cold.hold = closed.map(Into::into);
+            loaded.hold = closed.map(Into::into);
         }
         if let Some(revision) = to {
             let past = self
@@ -395,16 +397,16 @@ impl Driver {
                 .load_at(self.session(), revision)
                 .await
                 .expect(HEALTHY);
-            cold.past = past.as_ref().map(Past::from);
+            loaded.past = past.as_ref().map(Past::from);
             let kept = self.store.kept_revision(self.session(), revision).await;
             let kept = self
                 .store
                 .load_at(self.session(), kept.expect(HEALTHY))
                 .await;
-            if let (Some(past), Some(kept)) = (&mut cold.past, kept.expect(HEALTHY)) {
+            if let (Some(past), Some(kept)) = (&mut loaded.past, kept.expect(HEALTHY)) {
                 past.memories = kept.memories;
             }
         }
-        cold
+        loaded
     }
 }

@@ -117,6 +117,6 @@ fn actor(owner: &Owner, principal: Principal, role: &str) -> Actor {
         tenant: owner.tenant.clone(),
         principal,
         roles: [name(role)].into(),
-        acting: None,
+        key_owner: None,
     }
 }

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use statehold_core::command::{
-    Cold, Command, Context, Fenced, Outcome, Past, Rejection, StartRequest, StatePatch, StateSet,
+    Command, Context, Fenced, LoadedFacts, Outcome, Past, Rejection, StartRequest, StatePatch,
+    StateSet,
 };
 use statehold_core::decide::decide;
 use statehold_core::digest::{BodyRef, Digest, PayloadKey};
@@ -196,9 +197,9 @@ impl Author {
             actor,
             entropy: self.client.random.next_u64(),
             leases: BTreeMap::new(),
-            cold: Cold {
+            loaded: LoadedFacts {
                 past,
-                ..Cold::default()
+                ..LoadedFacts::default()
             },
         };
         let Outcome::Commit(record) = decide(state, command, &ctx)? else {

@@ -9,7 +9,7 @@ use statehold_core::hold::{CallTarget, Effect, HoldKind, HoldStatus};
 use statehold_core::ids::ItemId;
 use statehold_core::request::CallState;
 use statehold_engine::bodies::{DecisionBody, HoldBody, ItemBody, Raw, parse};
-use statehold_engine::{EngineError, HoldDetail, NewAction, NewAsk, Schema};
+use statehold_engine::{EngineError, HoldDetail, HoldSpec, NewAction, Schema};
 
 use super::{CallReport, PendingCall, Toolbox, is_chosen_tool};
 use crate::mcp::{McpTool, ToolReply};
@@ -63,7 +63,7 @@ impl AgentRun {
         let schema = schema.filter(|schema| Schema::new(schema).is_ok());
         let schema = schema.and_then(|schema| serde_json::from_str(&schema).ok());
         let destroys = tool.is_some_and(|tool| tool.destructive == Some(true));
-        let ask = NewAsk {
+        let spec = HoldSpec {
             kind: HoldKind::Approval,
             title: title(&one.call.tool),
             // Two servers may have tools of the same name.
@@ -93,7 +93,7 @@ impl AgentRun {
             decide_by: None,
         };
         self.notify_hook(StepKind::Hold, CommitPhase::Before);
-        match self.request.open_hold(ask).await {
+        match self.request.open_hold(spec).await {
             Ok(()) => {
                 self.notify_hook(StepKind::Hold, CommitPhase::After);
                 Ok(None)

@@ -401,7 +401,7 @@ mod policy {
         // A backend that belongs to an approver starts R1 for the client. R1 asks R2.
         let mut w = new_session();
         let backend = Actor {
-            acting: Some(approver(5).principal),
+            key_owner: Some(approver(5).principal),
             ..client()
         };
         w.ok_by(backend, start("a1"));

@@ -13,7 +13,7 @@ use statehold_engine::bodies::ItemBody;
 use statehold_engine::leased::LeasedRequest;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
-    Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, NewAsk, SystemClock,
+    Caller, Claim, ClaimedRequest, Engine, EngineOptions, HoldSpec, MemoryKeys, SystemClock,
 };
 use statehold_server::ServerOptions;
 use statehold_store::memory::MemoryStore;
@@ -103,7 +103,7 @@ impl Stage {
 
     /// Opens a question.
     async fn ask(&self, work: &ClaimedRequest) {
-        let ask = NewAsk {
+        let spec = HoldSpec {
             kind: HoldKind::Question,
             title: "Sure?".to_owned(),
             message: None,
@@ -118,7 +118,7 @@ impl Stage {
             on_expiry: None,
             decide_by: None,
         };
-        self.leased(work).open_hold(ask).await.expect("a hold");
+        self.leased(work).open_hold(spec).await.expect("a hold");
     }
 
     /// Waits until nothing is left.

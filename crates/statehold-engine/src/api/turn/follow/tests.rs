@@ -13,7 +13,7 @@ use crate::claim::Claim;
 use crate::commit::call::Call;
 use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, EngineOptions};
-use crate::open_hold::{NewAsk, open_hold};
+use crate::open_hold::{HoldSpec, open_hold};
 use crate::ports::{MemoryKeys, SystemClock};
 
 async fn engine() -> Engine {
@@ -83,7 +83,7 @@ async fn claimed(turn: &TurnHandle) -> Fenced {
 
 /// The worker asks a question, which pauses the turn.
 async fn ask(turn: &TurnHandle, by: Fenced) {
-    let ask = NewAsk {
+    let spec = HoldSpec {
         kind: HoldKind::Question,
         title: "Which?".to_owned(),
         message: None,
@@ -101,7 +101,7 @@ async fn ask(turn: &TurnHandle, by: Fenced) {
     let (engine, call) = (&turn.engine, Call::by(turn.caller.clone()));
     let owner = engine.owner(turn.session).await.expect("an owner");
     let write = SessionWrite::of_owner(engine, &call, turn.session, &owner).await;
-    let asked = open_hold(write.expect("keys"), by, ask, Vec::new()).await;
+    let asked = open_hold(write.expect("keys"), by, spec, Vec::new()).await;
     asked.expect("a question");
 }
 
