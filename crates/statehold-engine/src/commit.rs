@@ -14,4 +14,5 @@ pub(crate) mod idempotency;
 pub(crate) mod mailbox;
 pub(crate) mod merge;
 pub(crate) mod payloads;
+pub(crate) mod queue;
 pub(crate) mod write;

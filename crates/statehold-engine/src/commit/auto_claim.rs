@@ -15,7 +15,7 @@ use statehold_store::{Commit, StoredRecord};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::call::Call;
-use super::mailbox::Durability;
+use super::queue::Durability;
 use super::write::{SessionWrite, Submission};
 use crate::caller::Caller;
 use crate::engine::Engine;

@@ -4,23 +4,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use statehold_core::command::Named;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::session::{Owner, SessionState};
-use statehold_store::{Commit, PendingCommit, Store, StoreError};
-use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard, oneshot, watch};
+use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard, watch};
 
-use super::call::Receipt;
-use super::decide::PreparedCommit;
-use super::effects::Effects;
+use super::queue::{DelayedCommit, Durability};
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 use crate::locks::Lock;
-
-/// How long a delayed commit waits for the next command of its session.
-const COMMIT_DELAY: Duration = Duration::from_millis(1);
 
 /// The place where commands to one session are decided.
 #[derive(Default)]
@@ -32,15 +25,12 @@ pub(crate) struct Mailbox {
     kept: Lock<Option<Arc<SessionState>>>,
     /// Decided commits that the store does not have yet, oldest first. It gets them together, so that one
     /// write to the disk takes them all.
-    delayed: Mutex<VecDeque<DelayedCommit>>,
+    pub(super) delayed: Mutex<VecDeque<DelayedCommit>>,
     /// How far the session is durable; feeds wait for it.
     pub(crate) durable: watch::Sender<Durable>,
     /// When it was last asked for, in calls to the engine.
     used: AtomicU64,
 }
-
-/// A commit that the store does not have yet, and the sender of the store's reply.
-type DelayedCommit = (Commit, oneshot::Sender<Result<PendingCommit, StoreError>>);
 
 #[derive(Debug)]
 struct Newest {
@@ -60,41 +50,8 @@ pub(crate) struct Durable {
 
 /// The newest state of a session, locked: no other command of the session is decided meanwhile.
 pub(crate) struct Head {
-    mailbox: Arc<Mailbox>,
+    pub(super) mailbox: Arc<Mailbox>,
     newest: OwnedMappedMutexGuard<Option<Newest>, Newest>,
-}
-
-/// A commit on its way to the disk.
-pub(super) struct QueuedCommit {
-    receipt: Receipt<()>,
-    confirmed: oneshot::Receiver<Result<u64, StoreError>>,
-    pub(super) durability: Durability,
-}
-
-impl QueuedCommit {
-    /// Waits until the commit is durable.
-    pub(super) async fn confirmed(self) -> Result<Receipt<()>, StoreError> {
-        let result = self.confirmed.await.unwrap_or(Err(StoreError::Stopped));
-        result.map(|_| self.receipt)
-    }
-}
-
-/// Tells when a decided command is durable.
-#[derive(Debug, Clone)]
-pub(crate) struct Durability {
-    /// Whether it is durable, or has failed. None while its commit is in flight.
-    settled: watch::Receiver<Option<bool>>,
-    /// How many commits of the session had failed when it was decided.
-    failures: u64,
-}
-
-impl Durability {
-    /// Waits until the command is durable. False if its commit failed.
-    pub(crate) async fn wait(&self) -> bool {
-        let mut settled = self.settled.clone();
-        let settled = settled.wait_for(Option::is_some).await;
-        settled.is_ok_and(|is_durable| *is_durable == Some(true))
-    }
 }
 
 impl Head {
@@ -107,9 +64,19 @@ impl Head {
         Arc::clone(&self.newest.state)
     }
 
+    /// How many commits had failed when the state was loaded.
+    pub(super) fn failures(&self) -> u64 {
+        self.newest.failures
+    }
+
+    /// Replaces the state with one that was decided on it.
+    pub(super) fn advance(&mut self, state: Arc<SessionState>) {
+        self.newest.state = state;
+    }
+
     /// Whether this state may lack a decided command: a commit has failed since.
     pub(super) fn may_lack(&self, command: &Durability) -> bool {
-        command.failures != self.newest.failures && *command.settled.borrow() != Some(true)
+        command.failures != self.newest.failures && !command.is_durable()
     }
 
     /// Waits until the state is durable. False if a commit before it failed: a decision on this state means
@@ -130,87 +97,6 @@ impl Head {
     pub(crate) fn is_missing(&self, named: &Named) -> bool {
         is_missing(self.state(), named)
     }
-
-    /// Hands commits to the store in one go: each was decided on the one before, the first on this head,
-    /// which moves to the last. A delayed commit stays here until the next one comes, for a millisecond at
-    /// most. All become durable also if their caller goes away.
-    pub(super) async fn enqueue(
-        &mut self,
-        engine: &Engine,
-        decided: Vec<PreparedCommit>,
-    ) -> Result<Vec<QueuedCommit>, EngineError> {
-        let mailbox = Arc::clone(&self.mailbox);
-        let mut delayed = mailbox.delayed.lock().await;
-        let mut queued = Vec::with_capacity(decided.len());
-        let is_alone = decided.len() == 1 && delayed.is_empty();
-        let mut decided = decided.into_iter();
-        while let Some(ready) = decided.next() {
-            let PreparedCommit {
-                commit,
-                body,
-                credential,
-                key_lock,
-                is_delayed,
-            } = ready;
-            let after = Arc::new(commit.after.clone());
-            let receipt = Receipt {
-                view: (),
-                session: after.session,
-                body,
-                revision: after.revision,
-                replayed: false,
-            };
-            let effects = Effects::of(engine.inner(), &commit, credential);
-            let store = Arc::clone(&engine.inner().store);
-            let is_last = decided.len() == 0;
-            let (mut pending, sends) = if is_alone && !is_delayed {
-                (store.begin_commit(commit).await?, false)
-            } else {
-                (delay(&mut delayed, commit), is_last)
-            };
-            // From here to the last spawned task there is no await: a caller that goes away cannot leave a
-            // head that builds on a commit without a task that waits for it.
-            self.newest.state = Arc::clone(&after);
-            let (confirm, confirmed) = oneshot::channel();
-            let (settle, settled) = watch::channel(None);
-            let (own, mailbox) = (engine.clone(), Arc::clone(&mailbox));
-            engine.inner().tasks.spawn(async move {
-                if sends && is_delayed {
-                    tokio::select! {
-                        biased;
-                        result = &mut pending => pending = Box::pin(std::future::ready(result)),
-                        () = tokio::time::sleep(COMMIT_DELAY) => mailbox.send_delayed(&*store).await,
-                    }
-                } else if sends {
-                    mailbox.send_delayed(&*store).await;
-                }
-                let result = pending.await;
-                match &result {
-                    Ok(_) => own.take_effect(&mailbox, &after, effects).await,
-                    Err(error) => own.undo(&mailbox, error, effects),
-                }
-                // A repeat finds the kept answer from here on.
-                drop(key_lock);
-                settle.send_replace(Some(result.is_ok()));
-                // The caller may have gone away. The commit stays.
-                drop(confirm.send(result));
-            });
-            let failures = self.newest.failures;
-            queued.push(QueuedCommit {
-                receipt,
-                confirmed,
-                durability: Durability { settled, failures },
-            });
-        }
-        Ok(queued)
-    }
-}
-
-/// Adds a commit to those that the store gets together.
-fn delay(delayed: &mut VecDeque<DelayedCommit>, commit: Commit) -> PendingCommit {
-    let (reply, begun) = oneshot::channel();
-    delayed.push_back((commit, reply));
-    Box::pin(async { begun.await.unwrap_or(Err(StoreError::Stopped))?.await })
 }
 
 /// Whether a named object is not live in a state.
@@ -239,15 +125,6 @@ impl Mailbox {
         let newest = newest.as_deref().ok().and_then(Option::as_ref);
         let live = newest.and_then(|newest| newest.state.requests.get(&request));
         live.is_some_and(|live| live.lease.is_some())
-    }
-
-    /// Hands the delayed commits to the store, in their order.
-    async fn send_delayed(&self, store: &dyn Store) {
-        let mut delayed = self.delayed.lock().await;
-        while let Some((commit, reply)) = delayed.pop_front() {
-            // The task of each commit waits for it, so the receiver is there.
-            drop(reply.send(store.begin_commit(commit).await));
-        }
     }
 
     /// Keeps a state that is durable now, and wakes the readers that wait for it.

@@ -14,9 +14,9 @@ use statehold_store::StoreError;
 
 use super::call::{Call, DecidedCommit, Receipt};
 use super::idempotency::KEPT_MAX;
-use super::mailbox::{Durability, QueuedCommit};
 use super::merge::{self, MergeResults};
 use super::payloads::Payloads;
+use super::queue::{Durability, QueuedCommit};
 use crate::api::json::to_body;
 use crate::engine::Engine;
 use crate::error::EngineError;

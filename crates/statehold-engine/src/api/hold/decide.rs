@@ -129,7 +129,7 @@ pub async fn decide_shown(
         (None, _) => None,
     };
     // A decision key belongs to its hold and outlives every idempotency key.
-    let once = decision_key(call, key, detail, &answer, shown);
+    let decision_key = decision_key(call, key, detail, &answer, shown);
     let call = Call {
         key: None,
         ..call.clone()
@@ -137,8 +137,8 @@ pub async fn decide_shown(
     let owner = &detail.session.owner;
     let mut write = SessionWrite::of_owner(engine, &call, detail.session.id, owner).await?;
     let mut decision = NewDecision {
-        key: once.key,
-        fingerprint: once.fingerprint,
+        key: decision_key.key,
+        fingerprint: decision_key.fingerprint,
         kind: answer.decision,
         digest: shown,
         edited: edited.as_ref().map(|edited| edited.digest),
