@@ -166,7 +166,7 @@ impl Engine {
                     if tries < TRIES_MAX
                         && merged.results.has(&key, expected)
                         && patch.if_versions.get(&key) != Some(&expected) => {}
-                done => return Ok(done?.0),
+                done => return done,
             }
         }
     }

@@ -193,14 +193,7 @@ impl<'a> SessionWrite<'a> {
                 return Box::pin(engine.attempt_merged(&submission)).await;
             }
             let submissions: Vec<_> = first.into_iter().chain([submission]).collect();
-            let mut rest = submissions.as_slice();
-            loop {
-                let (receipt, durable) = engine.attempt(rest).await?;
-                rest = &rest[durable..];
-                if rest.is_empty() {
-                    return Ok(receipt);
-                }
-            }
+            engine.attempt(&submissions).await
         })
     }
 
@@ -255,17 +248,17 @@ impl<'a> Submission<'a> {
 
 impl Engine {
     /// Decides commands, each on the result of the one before, queues their commits, and waits until they are
-    /// durable. Decides again if a commit below the first fails. Returns the receipt of the last durable
-    /// command, and how many are durable: at least the first.
+    /// durable. Decides a command again if a commit below it fails. Returns the receipt of the last.
     pub(super) fn attempt<'b>(
         &'b self,
         submissions: &'b [Submission<'b>],
-    ) -> BoxFuture<'b, Result<(Receipt<()>, usize), EngineError>> {
+    ) -> BoxFuture<'b, Result<Receipt<()>, EngineError>> {
         Box::pin(async move {
-            let (submission, next) = submissions.split_first().expect("there is a command");
-            let (session, command) = (submission.write.session, submission.command);
-            let is_new = matches!(command, Command::CreateSession { .. });
+            let mut rest = submissions;
             for _ in 0..RETRIES_MAX {
+                let (submission, next) = rest.split_first().expect("there is a command");
+                let (session, command) = (submission.write.session, submission.command);
+                let is_new = matches!(command, Command::CreateSession { .. });
                 let mut head = self.head(session, is_new).await?;
                 // If the lease was lost with a failed commit, another worker may have the same fence now.
                 if let Some(lease) = submission.write.lease.filter(|lease| head.may_lack(lease)) {
@@ -287,7 +280,12 @@ impl Engine {
                             continue;
                         }
                         let again = self.answer_again(session, submission.answer, revision);
-                        return Ok((again.await?, 1));
+                        let receipt = again.await?;
+                        if next.is_empty() {
+                            return Ok(receipt);
+                        }
+                        rest = next;
+                        continue;
                     }
                     Err(error) => {
                         if !head.release_until_durable().await {
@@ -312,13 +310,13 @@ impl Engine {
                 }
                 // In a box: a commit is large, and the future of every call contains it.
                 let mut queued = Box::pin(head.enqueue(self, decided)).await?;
-                if queued.len() > submissions.len()
+                if queued.len() > rest.len()
                     && let (Some(claim), Some(queued)) = (claim, queued.pop())
                 {
                     claim.send(self, head.state(), queued.durability);
                 }
                 drop(head);
-                for (submission, queued) in submissions.iter().zip(&queued) {
+                for (submission, queued) in rest.iter().zip(&queued) {
                     if let Some(on_decided) = submission.write.on_decided.filter(|_| late.is_none())
                     {
                         on_decided(queued.durability.clone());
@@ -327,14 +325,20 @@ impl Engine {
                 let mut queued = queued.into_iter();
                 let first = queued.next().expect("the first command is queued");
                 match (first.confirmed().await, late) {
-                    (Ok(receipt), None) => return confirm_next(receipt, queued).await,
+                    (Ok(receipt), None) => {
+                        let (receipt, durable) = confirm_next(receipt, queued).await?;
+                        rest = &rest[durable..];
+                        if rest.is_empty() {
+                            return Ok(receipt);
+                        }
+                    }
                     (Ok(_), Some(late)) => return Err(late.into()),
                     (Err(StoreError::Conflict { .. }), _) => {}
                     (Err(StoreError::KeyTaken { .. }), _) => {
                         if let Some(key) = submission.write.call.key
                             && let Some(kept) = self.kept_answer(session, key).await?
                         {
-                            return Ok((kept, 1));
+                            return Ok(kept);
                         }
                     }
                     (Err(error), _) => return Err(error.into()),
