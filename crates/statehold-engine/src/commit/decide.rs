@@ -20,6 +20,7 @@ use super::write::{Authority, Submission};
 use crate::engine::{Engine, Inner, entropy};
 use crate::error::EngineError;
 use crate::guard::credentials::PendingCredential;
+use crate::guard::rights;
 use crate::locks::KeyLock;
 
 /// A decided command that is not queued yet.
@@ -42,14 +43,12 @@ impl Engine {
         let inner = self.inner();
         let Submission { write, command, .. } = submission;
         let (call, named) = (write.call, command.named());
-        let finished = inner.finished(state, &named).await?;
+        let finished = self.finished(&call.caller, state, &named).await?;
         let actor = if write.authority == Authority::Server {
             Actor::system(call.caller.tenant.clone())
         } else {
             self.require_valid_key(&call.caller)?;
-            let act = write.act(command);
-            self.require_right(&call.caller, state, &act, &finished)
-                .await?;
+            rights::require(&call.caller, state, &write.act(command), &finished)?;
             call.caller.actor()
         };
         let current = state.revision;

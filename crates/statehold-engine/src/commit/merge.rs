@@ -22,7 +22,7 @@ use super::payloads::Payloads;
 use super::write::Submission;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::rights;
+use crate::guard::rights::{self, Finished};
 use crate::locks::KeyedLocks;
 
 /// How often a merge is retried when other writers were faster.
@@ -214,7 +214,8 @@ impl Engine {
         let (write, command) = (submission.write, submission.command);
         let (caller, act) = (&write.call.caller, write.act(command));
         if let Command::CreateSession { owner, .. } = command {
-            rights::require(caller, &SessionState::new(write.session), &act, None)?;
+            let state = SessionState::new(write.session);
+            rights::require(caller, &state, &act, &Finished::default())?;
             return Ok(owner.clone());
         }
         self.authorise(caller, write.session, &act).await

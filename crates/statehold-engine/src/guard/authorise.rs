@@ -1,47 +1,13 @@
 //! Asks about the right for an act: on the newest state, with the objects that have ended.
 
 use statehold_core::command::Named;
-use statehold_core::ids::{SessionId, TaskId};
-use statehold_core::projection::{ClosedHold, EndedRequest};
+use statehold_core::ids::SessionId;
 use statehold_core::session::{Owner, SessionState};
 
 use crate::caller::Caller;
-use crate::engine::{Engine, Inner};
+use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::rights::{self, Act};
-
-/// The finished objects that an act or a command names. Those of other sessions count as missing.
-#[derive(Debug, Default)]
-pub(crate) struct Finished {
-    pub(crate) request: Option<EndedRequest>,
-    pub(crate) task: Option<TaskId>,
-    /// In a box: few commands name one, and it is large.
-    pub(crate) hold: Option<Box<ClosedHold>>,
-}
-
-impl Inner {
-    /// Reads what is named and not live.
-    pub(crate) async fn finished(
-        &self,
-        state: &SessionState,
-        named: &Named,
-    ) -> Result<Finished, EngineError> {
-        let mut finished = Finished::default();
-        if let Some(id) = named.request.filter(|id| !state.requests.contains_key(id)) {
-            let is_here = self.store.session_of_request(id).await? == Some(state.session);
-            finished.request = self.store.ended_request(id).await?.filter(|_| is_here);
-        }
-        if let Some(id) = named.task.filter(|id| !state.tasks.contains_key(id)) {
-            let is_here = self.store.session_of_task(id).await? == Some(state.session);
-            let closed = self.store.closed_task(id).await?.filter(|_| is_here);
-            finished.task = closed.map(|closed| closed.task.id);
-        }
-        if let Some(id) = named.hold.filter(|id| !state.holds.contains_key(id)) {
-            finished.hold = self.store.closed_hold(id).await?.map(Box::new);
-        }
-        Ok(finished)
-    }
-}
+use crate::guard::rights::{self, Act, Finished};
 
 impl Engine {
     /// Refuses a caller without the right for an act; returns the owner of the session. Every use case asks
@@ -68,38 +34,43 @@ impl Engine {
         } else {
             drop(head);
         }
-        let finished = self.inner().finished(&state, &named).await?;
-        self.require_right(caller, &state, act, &finished).await?;
+        let finished = self.finished(caller, &state, &named).await?;
+        rights::require(caller, &state, act, &finished)?;
         state.owner.clone().ok_or(EngineError::NotFound)
     }
 
-    /// The matrix of rights, with the agents of requests that have ended and the deciders of holds that
-    /// are decided.
-    pub(crate) async fn require_right(
+    /// Reads the named objects that are not live.
+    pub(crate) async fn finished(
         &self,
         caller: &Caller,
         state: &SessionState,
-        act: &Act,
-        finished: &Finished,
-    ) -> Result<(), EngineError> {
-        let closed = finished.hold.as_ref().filter(|_| caller.roles.has_own());
-        rights::require(caller, state, act, closed.map(|closed| &closed.hold))?;
-        if caller.agents.is_empty() {
-            return Ok(());
+        named: &Named,
+    ) -> Result<Finished, EngineError> {
+        let store = &self.inner().store;
+        let mut finished = Finished::default();
+        if let Some(id) = named.request.filter(|id| !state.requests.contains_key(id)) {
+            let is_here = store.session_of_request(id).await? == Some(state.session);
+            finished.request = store.ended_request(id).await?.filter(|_| is_here);
+            if let Some(ended) = finished
+                .request
+                .as_ref()
+                .filter(|_| !caller.agents.is_empty())
+            {
+                finished.agent = match self.find_task(state, ended.task).await {
+                    Ok((task, _)) => Some(task.agent),
+                    Err(EngineError::NotFound) => None,
+                    Err(error) => return Err(error),
+                };
+            }
         }
-        let Some(request) = rights::request_worked_on(caller, state, act) else {
-            return Ok(());
-        };
-        if state.requests.contains_key(&request) {
-            return Ok(());
+        if let Some(id) = named.task.filter(|id| !state.tasks.contains_key(id)) {
+            let is_here = store.session_of_task(id).await? == Some(state.session);
+            let closed = store.closed_task(id).await?.filter(|_| is_here);
+            finished.task = closed.map(|closed| closed.task.id);
         }
-        // Workers of its agent may learn that the request has ended.
-        let ended = finished.request.as_ref().ok_or(EngineError::NotFound)?;
-        let (task, _) = self.find_task(state, ended.task).await?;
-        if caller.works_for(&task.agent) {
-            Ok(())
-        } else {
-            Err(EngineError::NotFound)
+        if let Some(id) = named.hold.filter(|id| !state.holds.contains_key(id)) {
+            finished.hold = store.closed_hold(id).await?.map(Box::new);
         }
+        Ok(finished)
     }
 }

@@ -8,6 +8,7 @@ use statehold_core::hold::{DecideBy, Hold};
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::{NewItem, Role as ItemRole};
 use statehold_core::name::Name;
+use statehold_core::projection::{ClosedHold, EndedRequest};
 use statehold_core::request::LiveRequest;
 use statehold_core::scope::Scope;
 use statehold_core::session::{Owner, STATE_KEEPER, SessionState};
@@ -103,17 +104,30 @@ impl Act {
     }
 }
 
-/// Fails unless the caller has the right for an act in this session. `closed` has the hold that the act
-/// names, if it is decided: its deciders may repeat their decision and hear that it is taken.
+/// The finished objects that an act or a command names. Those of other sessions count as missing.
+#[derive(Debug, Default)]
+pub(crate) struct Finished {
+    pub(crate) request: Option<EndedRequest>,
+    /// The agent of that request, for a caller who is bound to agents.
+    pub(crate) agent: Option<Name>,
+    pub(crate) task: Option<TaskId>,
+    /// In a box: few commands name one, and it is large.
+    pub(crate) hold: Option<Box<ClosedHold>>,
+}
+
+/// Fails unless the caller has the right for an act in this session.
 pub(crate) fn require(
     caller: &Caller,
     state: &SessionState,
     act: &Act,
-    closed: Option<&Hold>,
+    finished: &Finished,
 ) -> Result<(), EngineError> {
     require_role(caller, act)?;
     require_reach(caller, state, act)?;
-    if may_act(caller, state, act, closed) {
+    // The deciders of a decided hold may repeat their decision and hear that it is taken.
+    let closed = finished.hold.as_ref().filter(|_| caller.roles.has_own());
+    let closed = closed.map(|closed| &closed.hold);
+    if may_act(caller, state, act, closed) && may_know_end(caller, state, act, finished) {
         Ok(())
     } else {
         Err(EngineError::NotFound)
@@ -198,21 +212,21 @@ fn may_act(caller: &Caller, state: &SessionState, act: &Act, closed: Option<&Hol
     }
 }
 
-/// The request whose agent the worker must work for. None if the caller has the right in another way.
-pub(crate) fn request_worked_on(
-    caller: &Caller,
-    state: &SessionState,
-    act: &Act,
-) -> Option<RequestId> {
+/// Whether the caller may learn that the request of the act has ended. A worker who is bound to agents may
+/// if one of them worked on it, unless the caller has the right in another way.
+fn may_know_end(caller: &Caller, state: &SessionState, act: &Act, finished: &Finished) -> bool {
     let owns = |user| caller.acts_for(user) || caller.reads_all();
-    match act {
+    let worked_on = match act {
         Act::CancelRequest(request) => {
             let owner = state.owner.as_ref();
-            (!owner.is_some_and(|owner| owns(owner.user))).then_some(*request)
+            (!owner.is_some_and(|owner| owns(owner.user))).then_some(request)
         }
-        Act::StartBelow(request, _) | Act::WorkOn(request) => Some(*request),
+        Act::StartBelow(request, _) | Act::WorkOn(request) => Some(request),
         _ => None,
-    }
+    };
+    let has_ended = worked_on.is_some_and(|request| !state.requests.contains_key(request));
+    let works_for = |agent: &Name| caller.works_for(agent);
+    !has_ended || caller.agents.is_empty() || finished.agent.as_ref().is_some_and(works_for)
 }
 
 /// Sessions of another tenant are reported as not found. The core refuses deleted sessions.
