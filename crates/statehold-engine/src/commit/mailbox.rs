@@ -146,20 +146,36 @@ impl Mailbox {
     pub(super) fn announce_failure(&self) {
         self.durable.send_modify(|durable| durable.failures += 1);
     }
+}
 
-    /// Marks it as used, so that it is among the last to be forgotten.
-    fn touch(&self, inner: &Inner) {
-        let now = inner.calls.fetch_add(1, Ordering::Relaxed);
-        self.used.store(now, Ordering::Relaxed);
+impl Inner {
+    /// Makes the mailbox of a session, unless another call was faster. It is in use, so it is not evicted.
+    fn new_mailbox(&self, session: SessionId) -> Arc<Mailbox> {
+        let mut mailboxes = self.mailboxes.lock();
+        let mailbox = Arc::clone(mailboxes.entry(session).or_default());
+        if mailboxes.len() > self.options.hot_sessions {
+            forget_idle(&mut mailboxes, self.options.hot_sessions);
+        }
+        mailbox
     }
 }
 
 impl Engine {
     /// Locks the newest state of a session, loaded if need be. A session that `is_new` begins empty if it is
-    /// not there.
+    /// not there. Ids of other sessions that do not exist get no mailbox, so that they evict nothing.
     pub(crate) async fn head(&self, session: SessionId, is_new: bool) -> Result<Head, EngineError> {
         let inner = self.inner();
-        let mailbox = self.mailbox(session, is_new).await?;
+        let hot = inner.mailboxes.lock().get(&session).cloned();
+        let mailbox = match hot {
+            Some(mailbox) => mailbox,
+            None if is_new || inner.store.session(session).await?.is_some() => {
+                inner.new_mailbox(session)
+            }
+            None => return Err(EngineError::NotFound),
+        };
+        // The mailboxes that were used last are the last to be forgotten.
+        let now = inner.calls.fetch_add(1, Ordering::Relaxed);
+        mailbox.used.store(now, Ordering::Relaxed);
         let mut slot = Arc::clone(&mailbox.newest).lock_owned().await;
         let failures = mailbox.durable.borrow().failures;
         if slot
@@ -184,27 +200,6 @@ impl Engine {
         }
         let newest = OwnedMutexGuard::map(slot, |slot| slot.as_mut().expect("it was just filled"));
         Ok(Head { mailbox, newest })
-    }
-
-    /// The mailbox of a session that exists, or `is_new` and about to be created. Other ids get none, so
-    /// that they evict nothing.
-    async fn mailbox(&self, session: SessionId, is_new: bool) -> Result<Arc<Mailbox>, EngineError> {
-        let inner = self.inner();
-        let hot = inner.mailboxes.lock().get(&session).cloned();
-        if let Some(mailbox) = hot {
-            mailbox.touch(inner);
-            return Ok(mailbox);
-        }
-        if !is_new && inner.store.session(session).await?.is_none() {
-            return Err(EngineError::NotFound);
-        }
-        let mut mailboxes = inner.mailboxes.lock();
-        let mailbox = Arc::clone(mailboxes.entry(session).or_default());
-        mailbox.touch(inner);
-        if mailboxes.len() > inner.options.hot_sessions {
-            forget_idle(&mut mailboxes, inner.options.hot_sessions);
-        }
-        Ok(mailbox)
     }
 
     /// The owner of a session. Checks no rights: callers must check them before they reveal anything.
@@ -247,12 +242,10 @@ impl Engine {
         session: SessionId,
         revision: u64,
     ) -> Result<(), EngineError> {
-        let mailbox = self.mailbox(session, false).await?;
+        // Loads the session first, so that its durable revision is known.
+        let Head { mailbox, newest } = self.head(session, false).await?;
+        drop(newest);
         let mut durable = mailbox.durable.subscribe();
-        if durable.borrow().revision == 0 {
-            // Load the session first, so that its durable revision is known.
-            self.durable_state(session).await?;
-        }
         let beyond = durable.wait_for(|durable| durable.revision > revision);
         tokio::select! {
             changed = beyond => changed.map(drop).map_err(|_| EngineError::Stopping),
