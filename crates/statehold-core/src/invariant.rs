@@ -7,7 +7,7 @@
 
 mod facts;
 mod knowledge;
-pub mod naive;
+mod naive;
 mod predicates;
 
 pub use facts::{Facts, HoldFacts};

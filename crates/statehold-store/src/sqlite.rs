@@ -287,7 +287,11 @@ impl SqliteStore {
 }
 
 /// Creates a data directory that only its owner can read; an existing one keeps its mode.
-fn create_directory(directory: &Path) -> Result<(), StoreError> {
+///
+/// # Errors
+///
+/// If it cannot be created.
+pub fn create_directory(directory: &Path) -> Result<(), StoreError> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new()
         .recursive(true)

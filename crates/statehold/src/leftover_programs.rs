@@ -4,6 +4,7 @@
 //! A server that stops ends its programs itself. A server that is killed cannot, and a program that does not
 //! notice the end of its input would run on, beside the one that the next server starts.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,10 +15,11 @@ use statehold_agents::spec::{AgentBook, PROGRAM_MARK, ToolTransport};
 const PASSES_MAX: usize = 10;
 
 /// The mark of programs that the server of a data directory starts. Only one server at a time uses a
-/// directory.
+/// directory. Its number in the file system stays when it is renamed, and another directory that gets its name
+/// has another one.
 pub(crate) fn mark(data: &Path) -> Option<String> {
-    let path = std::path::absolute(data).ok()?;
-    path.into_os_string().into_string().ok()
+    let directory = std::fs::metadata(data).ok()?;
+    Some(format!("{}-{}", directory.dev(), directory.ino()))
 }
 
 /// Marks the programs of declared tool servers.
@@ -79,9 +81,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_mark_belongs_to_the_directory_and_not_to_its_name() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let (data, aside) = (parent.path().join("data"), parent.path().join("aside"));
+        std::fs::create_dir(&data).expect("a directory");
+        let first = mark(&data);
+        std::fs::rename(&data, &aside).expect("a new name");
+        std::fs::create_dir(&data).expect("a directory");
+        assert_eq!(mark(&aside), first, "it was renamed");
+        assert_ne!(mark(&data), first, "another one has its name");
+    }
+
+    #[test]
     fn marked_programs_and_their_children_end_and_others_do_not() {
         let data = tempfile::tempdir().expect("a directory");
-        let mark = mark(data.path()).expect("a path in UTF-8");
+        let mark = mark(data.path()).expect("it is there");
         let start = |mark: &str| {
             let mut command = Command::new("sh");
             // A child in a session of its own, which no signal to the group reaches.

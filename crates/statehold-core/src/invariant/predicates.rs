@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{CommandStep, Facts, Observation, RecordStep, Verdict, naive};
+use super::naive::Waits;
+use super::{CommandStep, Facts, Observation, RecordStep, Verdict};
 use crate::apply::apply;
 use crate::command::{Command, Fenced, Outcome, Rejection};
 use crate::digest::Digest;
@@ -165,8 +166,8 @@ pub(super) fn no_approval_no_execution(facts: &Facts, seen: &Observation<'_>) ->
 
 pub(super) fn exact_pause(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
-        let tasks = step.after.tasks.values();
-        all(tasks.map(|task| task.status == naive::task_status(step.after, task.id)))
+        let (tasks, waits) = (step.after.tasks.values(), Waits::of(step.after));
+        all(tasks.map(|task| task.status == waits.task_status(task.id)))
     })
 }
 
@@ -194,14 +195,12 @@ pub(super) fn atomic_cascade(_: &Facts, seen: &Observation<'_>) -> Verdict {
                 _ => {}
             }
         }
+        let [before, after] = [step.before, step.after].map(Waits::of);
         let changed = step.after.tasks.values().filter(|task| {
-            let before = step.before.tasks.contains_key(&task.id);
-            !before
-                || naive::task_status(step.before, task.id)
-                    != naive::task_status(step.after, task.id)
+            let is_known = step.before.tasks.contains_key(&task.id);
+            !is_known || before.task_status(task.id) != after.task_status(task.id)
         });
-        all(changed
-            .map(|task| announced.get(&task.id) == Some(&naive::task_status(step.after, task.id))))
+        all(changed.map(|task| announced.get(&task.id) == Some(&after.task_status(task.id))))
     })
 }
 
@@ -216,11 +215,10 @@ pub(super) fn exact_unpause(_: &Facts, seen: &Observation<'_>) -> Verdict {
             .values()
             .filter(|task| task.status == TaskStatus::Paused);
         let still_open = was_paused.filter_map(|task| step.after.tasks.get(&task.id));
+        let waits = Waits::of(step.after);
         all(still_open.map(|task| {
-            let waits = task
-                .live
-                .is_some_and(|live| naive::waits_for_a_person(step.after, live));
-            (task.status == TaskStatus::Paused) == waits
+            let is_waiting = task.live.is_some_and(|live| waits.for_a_person(live));
+            (task.status == TaskStatus::Paused) == is_waiting
         }))
     })
 }
@@ -721,13 +719,9 @@ pub(super) fn refusal_is_clean(_: &Facts, seen: &Observation<'_>) -> Verdict {
 
 pub(super) fn progress(_: &Facts, seen: &Observation<'_>) -> Verdict {
     on_record(seen, |step| {
-        let state = step.after;
+        let (state, waits) = (step.after, Waits::of(step.after));
         all(state.requests.values().map(|live| {
-            let holds: BTreeSet<HoldId> =
-                naive::holds(state, live.id).map(|hold| hold.id).collect();
-            let children: BTreeSet<RequestId> = naive::children(state, live.id)
-                .map(|child| child.id)
-                .collect();
+            let (holds, children) = (waits.holds(live.id), waits.children(live.id));
             let has_reason = match live.status {
                 LiveStatus::Held => !holds.is_empty(),
                 LiveStatus::Waiting => holds.is_empty() && !children.is_empty(),

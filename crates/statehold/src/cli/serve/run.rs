@@ -13,6 +13,7 @@ use statehold_core::name::Name;
 use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::{Metrics, RateLimit, Reload, ServerOptions};
+use statehold_store::sqlite::create_directory;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -174,7 +175,9 @@ async fn run_server(
 
 /// The mark of the programs that a server with data on disk starts.
 fn program_mark(data: &Path, on_disk: bool) -> Option<String> {
-    on_disk.then(|| leftover_programs::mark(data)).flatten()
+    // If this fails, the store fails for the same reason and says so.
+    let is_there = on_disk && create_directory(data).is_ok();
+    is_there.then(|| leftover_programs::mark(data)).flatten()
 }
 
 /// After a server was killed, its programs may still run. The store is locked, so they serve no server.
