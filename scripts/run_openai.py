@@ -135,7 +135,7 @@ def check():
     told = create(model="helper", messages=user("pay"), extra_body=session)
     (hold,) = told.statehold["holds"]
     assert told.statehold["status"] == "paused" and hold["alias"] == "R1.h1"
-    assert "statehold approvals approve R1.h1" in told.choices[0].message.content
+    assert f"({hold['id']})\n\nAnother person has to decide this." in told.choices[0].message.content
     text, chunks = read(create(model="helper", messages=user("approved"), stream=True, extra_body=session))
     assert text == "You said: approved"
     assert server.call("client", f"/v1/holds/{hold['id']}")["status"] == "open", "words never approve"

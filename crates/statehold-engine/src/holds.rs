@@ -71,12 +71,15 @@ impl Reach {
             Ok(_) => missing_role.map(WhyNot::NeedsRole),
             Err(why) => Some(why),
         };
-        // An approver who started the request is told so.
-        let is_starter = has_role && why_not == Some(WhyNot::OwnRequest);
+        // An approver is told why another person has to decide.
+        let is_involved = matches!(
+            why_not,
+            Some(WhyNot::OwnSession | WhyNot::OwnHold | WhyNot::OwnRequest)
+        );
         let sees = owner.tenant == caller.tenant
             && !row.session.deleted
             && (why_not.is_none()
-                || is_starter
+                || has_role && is_involved
                 || caller.reads_all()
                 || caller.acts_for(owner.user)
                 // A worker bound to a user works only in that user's sessions.

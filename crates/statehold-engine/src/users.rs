@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use statehold_core::ids::{IdMint, Shard, UserId};
 use statehold_core::name::{Name, is_deceptive};
+use statehold_core::principal::Principal;
 
+use crate::caller::Caller;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::locks::Lock;
@@ -43,7 +45,17 @@ impl Engine {
     ///
     /// If the name is invalid, or the store fails.
     pub async fn user_id(&self, tenant: &Name, name: &str) -> Result<UserId, EngineError> {
-        require_user_name(name)?;
+        self.person_id(tenant, name, "user").await
+    }
+
+    /// The pseudonym of a person that a field of the input names, created if the name is new.
+    pub(crate) async fn person_id(
+        &self,
+        tenant: &Name,
+        name: &str,
+        field: &str,
+    ) -> Result<UserId, EngineError> {
+        require_user_name(name, field)?;
         if let Some(id) = self.known_user(tenant, name).await? {
             return Ok(id);
         }
@@ -61,7 +73,7 @@ impl Engine {
 
     /// A pseudonym of a user that has none, for one call. It owns nothing.
     pub(crate) fn unstored_user(&self, name: &str) -> Result<UserId, EngineError> {
-        require_user_name(name)?;
+        require_user_name(name, "user")?;
         let shard = Shard::of_owner("", "", name);
         let mut mint = IdMint::new(self.inner().clock.now(), shard, entropy()?);
         Ok(UserId::from_uuid(mint.next_uuid()))
@@ -90,6 +102,14 @@ impl Engine {
             inner.users.note(tenant, name, id);
         }
         Ok(id)
+    }
+
+    /// The name of the person who acts, or the id of the key, or `local` or `system`.
+    pub(crate) async fn principal_name(&self, caller: &Caller) -> Result<String, EngineError> {
+        match caller.principal {
+            Principal::User(user) => self.user_name(&caller.tenant, user).await,
+            other => Ok(other.to_string()),
+        }
     }
 
     /// The name behind a pseudonym; the pseudonym itself if the name was erased.
@@ -141,7 +161,7 @@ impl Engine {
 }
 
 /// Refuses names that are empty, padded or unprintable: people could confuse them with others.
-fn require_user_name(name: &str) -> Result<(), EngineError> {
+fn require_user_name(name: &str, field: &str) -> Result<(), EngineError> {
     let is_plain = !name.is_empty()
         && name.len() <= USER_BYTES_MAX
         && name.trim() == name
@@ -149,10 +169,9 @@ fn require_user_name(name: &str) -> Result<(), EngineError> {
     if is_plain {
         Ok(())
     } else {
-        Err(EngineError::Invalid(
-            "`user` is 1 to 256 bytes of text without control or invisible characters, and does \
+        Err(EngineError::Invalid(format!(
+            "`{field}` is 1 to 256 bytes of text without control or invisible characters, and does \
              not begin or end with a space"
-                .to_owned(),
-        ))
+        )))
     }
 }

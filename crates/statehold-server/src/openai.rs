@@ -319,6 +319,7 @@ impl ChatCall {
         let mut completion =
             CompletionWriter::new(model, &handle, snapshot.started_at, has_session);
         completion.earlier = earlier;
+        completion.reminder = turn.reminder;
         let ending = Ending {
             answer: reply_of(&snapshot, self.wants_calls(has_session), &self.base),
             account: handle.account(&snapshot).await?,
@@ -350,6 +351,7 @@ impl ChatCall {
         let mut completion =
             CompletionWriter::new(self.chat.model, &handle, started_at, has_session);
         completion.earlier = turn.earlier;
+        completion.reminder = turn.reminder;
         let options = self.chat.stream_options.unwrap_or_default();
         completion.with_usage = options.include_usage == Some(true);
         let (pieces, written) = mpsc::channel(PIECES_MAX);

@@ -131,15 +131,10 @@ fn which_springfield_is_asked_and_the_answer_is_taken() {
         (&hold["kind"], &hold["title"]),
         (&json!("question"), &json!("Which Springfield?"))
     );
-    server.decide(
-        &hold,
-        "respond",
-        "one",
-        json!({ "content": "the nice one" }),
-    );
-    let again = server.open_hold(&request);
-    assert_ne!(again["id"], hold["id"], "what names none is asked again");
-    server.decide(&again, "respond", "two", json!({ "content": "Illinois" }));
+    let none = json!({ "content": "the nice one" });
+    let (status, refused) = server.try_decide(&hold, "respond", "one", none);
+    assert_eq!((status, &refused["code"]), (422, &json!("invalid_content")));
+    server.decide(&hold, "respond", "two", json!({ "content": "Illinois" }));
     assert_eq!(server.answer(&request), "Springfield, IL: Sunny, 75");
     assert_eq!(chat.state()["last_mentioned_location"], "Springfield, IL");
 }

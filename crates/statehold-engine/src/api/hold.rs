@@ -1,6 +1,7 @@
 //! Holds: workers open them, people decide them.
 
 mod action;
+mod confirmation;
 mod decide;
 mod decision_input;
 mod edited;
@@ -33,6 +34,7 @@ use crate::open_hold::{HoldSpec, NewAction, open_hold};
 use crate::read::Page;
 
 pub use action::ActionView;
+pub use confirmation::confirmation_text;
 pub use decide::{decide, decide_shown, resume};
 pub use decision_input::{DecisionInput, ResumeInput, TurnDecision};
 pub use evidence::{EvidenceView, ToolRunView};
@@ -189,8 +191,12 @@ pub async fn list(
         filter.user = Some(user);
     }
     let page = engine.holds(caller, &filter, after, limit).await?;
+    let reads_traces = caller.reads_all();
+    let entries = page.entries.iter();
     Ok(Page {
-        entries: page.entries.iter().map(HoldView::of).collect(),
+        entries: entries
+            .map(|detail| HoldView::listed(detail, reads_traces))
+            .collect(),
         next: page.next,
     })
 }

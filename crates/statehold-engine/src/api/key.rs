@@ -87,15 +87,18 @@ pub async fn create(
     input: KeyInput,
 ) -> Result<KeyView, EngineError> {
     require_admin(caller)?;
-    let person = async |name: &Option<String>| match name {
-        Some(name) => engine.user_id(&caller.tenant, name).await.map(Some),
+    let person = async |name: &Option<String>, field: &str| match name {
+        Some(name) => {
+            let person = engine.person_id(&caller.tenant, name, field);
+            person.await.map(Some)
+        }
         None => Ok(None),
     };
     let new = NewKey {
         name: input.name,
         roles: names(&input.roles, "roles")?,
-        user: person(&input.user).await?,
-        owner: person(&input.owner).await?,
+        user: person(&input.user, "user").await?,
+        owner: person(&input.owner, "owner").await?,
         agents: names(&input.agents, "agents")?,
         expires_in_ms: input
             .expires_in_seconds

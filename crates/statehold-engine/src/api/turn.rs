@@ -25,6 +25,7 @@ use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
 use utoipa::ToSchema;
 
+use self::pause_text::question_reminder;
 use self::search::TurnSearch;
 use super::item::write::output;
 use super::json::{Raw, raw_text};
@@ -69,8 +70,7 @@ pub struct TurnInput {
     pub message: UserMessage,
     /// A credential for the worker.
     pub credential: Option<Credential>,
-    /// Whether people decide holds in another place than this chat: the caller reads holds with all that it
-    /// may see, and no message answers a question.
+    /// Whether people decide holds in another place than this chat: no message answers a question.
     pub decides_elsewhere: bool,
 }
 
@@ -112,7 +112,6 @@ impl TurnInput {
             task: turn.task,
             request: turn.request,
             started_at: turn.started_at,
-            shows_whole_holds: self.decides_elsewhere,
         }
     }
 }
@@ -145,7 +144,6 @@ pub struct TurnHandle {
     pub request: RequestId,
     /// When it started, if this call started it.
     started_at: Option<Timestamp>,
-    shows_whole_holds: bool,
 }
 
 impl TurnHandle {
@@ -174,6 +172,8 @@ pub struct OpenTurn {
     pub is_replay: bool,
     /// Answers of other turns that the client was told to wait for.
     pub earlier: Vec<EarlierAnswer>,
+    /// A line about the open question that the message of this call did not answer.
+    pub reminder: Option<String>,
 }
 
 /// The answer of a turn that a client knows as paused, and that has ended since.
@@ -289,6 +289,7 @@ async fn find_or_start(
         is_new: found.is_none() && !is_replay,
         is_replay,
         earlier: search.earlier(turn.request).await?,
+        reminder: search.unanswered.as_ref().map(question_reminder),
     })
 }
 
@@ -311,6 +312,7 @@ pub async fn start_alone(
         is_new: true,
         is_replay: false,
         earlier: Vec::new(),
+        reminder: None,
     })
 }
 

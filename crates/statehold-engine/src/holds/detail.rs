@@ -6,8 +6,9 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
 use statehold_core::hold::{Hold, HoldKind, WhyNot};
-use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
+use statehold_core::principal::Principal;
 use statehold_core::projection::ClosedHold;
 use statehold_core::time::Timestamp;
 use statehold_store::{CallResult, HoldSummary, LineageStep, SessionSummary, StoredRecord};
@@ -43,6 +44,10 @@ pub struct HoldDetail {
     pub opened_at: Option<Timestamp>,
     /// The hash of the record that opened it.
     pub opened_hash: Option<Digest>,
+    /// The name of the person who decided it, or the id of the key.
+    pub decided_by: Option<String>,
+    /// The names of the people who have approved it so far, or the ids of their keys.
+    pub voters: Vec<String>,
     /// When it was decided.
     pub decided_at: Option<Timestamp>,
     /// The hash of the record that decided it.
@@ -81,6 +86,21 @@ fn group_of(body: Option<&[u8]>) -> Option<String> {
     serde_json::from_slice::<GroupWord>(body?).ok()?.group_id
 }
 
+/// The users of sessions, and the people who decided or approved, behind some holds.
+fn people_in(rows: &[HoldSummary]) -> BTreeSet<UserId> {
+    let mut people = BTreeSet::new();
+    for row in rows {
+        people.insert(row.session.owner.user);
+        let decider = row.decision.map(|(decision, _)| decision.by);
+        let voters = row.hold.votes.keys().copied();
+        people.extend(decider.into_iter().chain(voters).filter_map(|by| match by {
+            Principal::User(user) => Some(user),
+            _ => None,
+        }));
+    }
+    people
+}
+
 impl Engine {
     /// Details of holds, in the same order. The caller must have checked that they may be seen.
     /// Boxed, so that the crates that call it do not compile it again.
@@ -104,9 +124,13 @@ impl Engine {
             let asking: Vec<RequestId> = asking.into_iter().collect();
             let lineages = store.lineages(asking.clone()).await?;
             let lineages: BTreeMap<_, _> = asking.into_iter().zip(lineages).collect();
-            let names = self
-                .user_names(rows.iter().map(|row| row.session.owner.user).collect())
-                .await?;
+            let names = self.user_names(people_in(&rows)).await?;
+            let name_of = |principal: &Principal| match principal {
+                Principal::User(user) => names.get(user).cloned(),
+                _ => None,
+            };
+            let name_of =
+                |principal: &Principal| name_of(principal).unwrap_or(principal.to_string());
             let body_of = |row: &HoldSummary| {
                 let record = records.get(&(row.session.id, row.hold.opened_at));
                 payload(record, row.hold.body)
@@ -137,6 +161,8 @@ impl Engine {
                 let user = row.session.owner.user;
                 let made = row.decision.and_then(|(decision, _)| decision.body);
                 HoldDetail {
+                    decided_by: row.decision.map(|(decision, _)| name_of(&decision.by)),
+                    voters: row.hold.votes.keys().map(name_of).collect(),
                     user: names.get(&user).cloned().unwrap_or(user.to_string()),
                     agent: row.agent,
                     lineage: lineages.get(&row.hold.request).cloned().unwrap_or_default(),

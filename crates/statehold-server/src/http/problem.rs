@@ -251,7 +251,9 @@ impl From<EngineError> for Problem {
             } => {
                 let shown = Self::from(rejection);
                 match decision {
-                    Some(decision) => shown.with("decision", json!(decision)),
+                    Some(decision) => shown
+                        .with("decided_by", decision.by.as_str())
+                        .with("decision", json!(decision)),
                     None => shown,
                 }
             }

@@ -186,6 +186,8 @@ pub(crate) struct CompletionWriter {
     /// The ids of the turn. None for a call without a session.
     ids: Option<MetadataOut>,
     pub(crate) earlier: Vec<EarlierAnswer>,
+    /// A line about a question that stays open.
+    pub(crate) reminder: Option<String>,
     pub(crate) with_usage: bool,
 }
 
@@ -209,15 +211,17 @@ impl CompletionWriter {
                 request: turn.request,
             }),
             earlier: Vec::new(),
+            reminder: None,
             with_usage: false,
         }
     }
 
-    /// The answers of earlier turns, each followed by a blank line.
+    /// The answers of earlier turns and the reminder of an open question, each followed by a blank line.
     pub(crate) fn earlier_text(&self) -> String {
         let mut text = String::new();
-        for earlier in &self.earlier {
-            text.push_str(&earlier.content);
+        let earlier = self.earlier.iter().map(|earlier| &earlier.content);
+        for paragraph in earlier.chain(&self.reminder) {
+            text.push_str(paragraph);
             text.push_str("\n\n");
         }
         text

@@ -871,6 +871,42 @@ async fn people_who_started_a_request_do_not_approve_it() {
 }
 
 #[tokio::test]
+async fn an_approver_without_the_client_role_is_told_that_the_session_is_their_own() {
+    let rig = Rig::in_memory().await;
+    let work = Work::begin(&rig).await;
+    let hold = work.ask(json!({})).await.ok(201);
+    let ann = rig.key_for(&["approver"], Some("ann"), &[]).await;
+    let refused = ann.post(&decision_path(&hold), &approval(&hold)).await;
+    let problem = refused.refused(403, "may_not_decide");
+    assert_eq!(problem["why"], "own_session");
+    let seen = ann.get(&format!("/v1/holds/{}", text(&hold, "id"))).await;
+    let seen = seen.ok(200);
+    assert_eq!(seen["why_not"], "own_session");
+    assert_eq!(seen.get("action"), None, "{seen}");
+}
+
+#[tokio::test]
+async fn deciders_are_shown_by_name_to_people_who_may_decide_and_by_pseudonym_to_others() {
+    let rig = Rig::in_memory().await;
+    let work = Work::begin(&rig).await;
+    let hold = work.ask(json!({"quorum": 2})).await.ok(201);
+    let path = format!("/v1/holds/{}", text(&hold, "id"));
+    let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+    let carol = rig.key_for(&["approver"], Some("carol"), &[]).await;
+    let first = boss.post(&decision_path(&hold), &approval(&hold)).await;
+    assert_eq!(first.ok(200)["decided_by"], "boss");
+    assert_eq!(carol.get(&path).await.ok(200)["votes"], json!(["boss"]));
+    let done = carol.post(&decision_path(&hold), &approval(&hold)).await;
+    assert_eq!(done.ok(200)["decided_by"], "carol");
+    assert_eq!(boss.get(&path).await.ok(200)["decision"]["by"], "carol");
+    for other in [&work.ann, &work.helper] {
+        let seen = other.get(&path).await.ok(200);
+        let by = text(&seen["decision"], "by");
+        assert!(by.starts_with("usr_"), "{by}");
+    }
+}
+
+#[tokio::test]
 async fn two_keys_with_one_owner_are_one_vote() {
     let policy = ToolPolicy {
         quorum: Some(2),

@@ -20,6 +20,9 @@ use super::{block_on, resolve};
 use crate::client::Client;
 use crate::exit::Exit;
 
+pub(super) use confirm::confirm_option;
+pub(super) use list::suggested_command;
+
 #[derive(Debug, Subcommand)]
 pub(super) enum ApprovalsCommand {
     /// List holds, the most urgent first.

@@ -78,6 +78,8 @@ struct ChatConversation<'a> {
     user: String,
     waits: bool,
     shows_hidden: bool,
+    /// The longest time that one turn is waited for.
+    limit: Option<Duration>,
     /// The number of the last item that was printed or skipped.
     seen: u64,
 }
@@ -95,17 +97,10 @@ impl ChatArgs {
         output: &CliOutput,
     ) -> anyhow::Result<Exit> {
         let mut talk = self.open(client, output).await?;
+        talk.limit = limit;
         talk.warn_if_undeclared().await;
         if let Some(message) = &self.message {
-            let said = talk.take_single_turn(message);
-            let Some(limit) = limit else {
-                return said.await;
-            };
-            // The timeout covers the whole turn, not one call.
-            return match tokio::time::timeout(limit, said).await {
-                Ok(ended) => ended,
-                Err(_) => Err(timeout_failure(&Self::session_hint(&talk.session)).into()),
-            };
+            return talk.take_single_turn(message).await;
         }
         talk.greet();
         talk.converse(self).await
@@ -133,6 +128,7 @@ impl ChatArgs {
             agent,
             waits: !self.no_wait,
             shows_hidden: self.show_hidden,
+            limit: None,
             seen: 0,
         })
     }
@@ -161,14 +157,6 @@ impl ChatArgs {
             Err(failure) => Err(failure),
         }
     }
-}
-
-fn timeout_failure(hint: &str) -> Failure {
-    Failure::new(
-        Exit::TimedOut,
-        "the timeout passed without an answer; the turn continues",
-    )
-    .hint(hint)
 }
 
 impl ChatConversation<'_> {
@@ -203,17 +191,34 @@ impl ChatConversation<'_> {
         let (session, agent) = (self.session.clone(), self.agent.clone());
         let turn = ChatTurn::new(self.client, self.output, &session, &agent, self.waits);
         let end = if self.output.json {
-            let end = turn.quiet().take(message).await?;
+            let end = self.in_time(turn.quiet().take(message)).await?;
             self.output.json(&end.report)?;
             end
         } else {
-            let end = turn.take(message).await?;
+            let end = self.in_time(turn.take(message)).await?;
             if self.shows_hidden {
                 self.print_hidden().await?;
             }
             end
         };
         Ok(end.exit)
+    }
+
+    /// Runs a turn within the time limit.
+    async fn in_time(
+        &self,
+        turn: impl Future<Output = anyhow::Result<TurnEnd>>,
+    ) -> anyhow::Result<TurnEnd> {
+        let Some(limit) = self.limit else {
+            return turn.await;
+        };
+        let late = "the timeout passed without an answer; the turn continues";
+        let hint = format!(
+            "see what it waits for with: statehold tasks tree {}",
+            self.session
+        );
+        let taken = tokio::time::timeout(limit, turn).await;
+        taken.map_err(|_| Failure::new(Exit::TimedOut, late).hint(hint))?
     }
 
     async fn converse(&mut self, chat: &ChatArgs) -> anyhow::Result<Exit> {
@@ -233,10 +238,12 @@ impl ChatConversation<'_> {
                 "/help" => self.output.note(COMMANDS),
                 "/session" => self.output.line(&cell(&self.session))?,
                 "/new" => {
+                    let limit = self.limit;
                     *self = chat
                         .without_session()
                         .open(self.client, self.output)
                         .await?;
+                    self.limit = limit;
                     self.greet();
                 }
                 "/tree" => self.note_failure(self.print_tree().await)?,
@@ -279,7 +286,7 @@ impl ChatConversation<'_> {
         let turn = ChatTurn::new(self.client, self.output, &session, &agent, self.waits);
         let turn = turn.in_conversation();
         let taken = tokio::select! {
-            taken = turn.take(message) => taken,
+            taken = self.in_time(turn.take(message)) => taken,
             _ = tokio::signal::ctrl_c() => {
                 self.output.note("\nstopped waiting; the turn continues: /tree");
                 return Ok(Exit::Interrupted);
@@ -331,10 +338,6 @@ impl ChatConversation<'_> {
 }
 
 impl ChatArgs {
-    fn session_hint(session: &str) -> String {
-        format!("see what it waits for with: statehold tasks tree {session}")
-    }
-
     /// The same arguments, without the session and the message.
     fn without_session(&self) -> Self {
         Self {

@@ -52,6 +52,8 @@ pub(super) struct HoldInfo {
     pub(super) group: Option<Value>,
     pub(super) may_decide: Option<bool>,
     pub(super) why_not: Option<String>,
+    /// The role that `why_not` says is needed.
+    pub(super) role: Option<String>,
     pub(super) decision: Option<DecisionInfo>,
     pub(super) execution_key: Option<String>,
     pub(super) evidence: Option<Value>,
@@ -112,6 +114,12 @@ impl HoldInfo {
             action.risk.as_deref() == Some("high")
                 || action.effect.as_deref() == Some("destructive")
         })
+    }
+
+    /// Whether an answer is plain text.
+    pub(super) fn takes_text(&self) -> bool {
+        let schema = self.response_schema.as_ref();
+        schema.is_none_or(|schema| schema["type"] == "string" || schema.get("enum").is_some())
     }
 
     /// The hold on one line: the action, or the kind and the title.
@@ -200,7 +208,7 @@ fn value_in_line(value: &Value) -> String {
 pub(super) fn explain_why_not(word: &str, role: Option<&str>) -> String {
     match word {
         "own_session" => "the session is yours, so another person must decide".to_owned(),
-        "own_hold" => "you requested it, so another person must decide".to_owned(),
+        "own_hold" | "own_request" => "you requested it, so another person must decide".to_owned(),
         "needs_role" => match role {
             Some(role) => format!("it needs the role `{role}`"),
             None => "it needs another role".to_owned(),

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use http::Method;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use statehold_core::name::Name;
 use statehold_engine::api::key;
 use statehold_engine::policy::Policies;
-use statehold_engine::{Caller, Engine, EngineError};
+use statehold_engine::{Caller, Engine, EngineError, Role};
 
 use super::answers::{UNKNOWN_FORMAT, elements, text};
 use super::block_on;
@@ -45,15 +45,17 @@ enum TokenCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = ROLES)]
 struct TokenCreateArgs {
-    /// The role of the key; may be given several times.
+    /// The role of the key, `client`, `worker`, `approver`, `operator`, `admin`, or one that a policy names;
+    /// may be given several times.
     #[arg(
         long = "role",
         value_name = "ROLE",
         required = true,
         value_delimiter = ','
     )]
-    roles: Vec<KeyRole>,
+    roles: Vec<Name>,
     /// A name for people.
     #[arg(long)]
     name: Option<String>,
@@ -71,20 +73,15 @@ struct TokenCreateArgs {
     expires: Option<Duration>,
 }
 
-#[derive(Debug, Clone, Copy, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-enum KeyRole {
-    /// Uses sessions, as an app does for its users.
-    Client,
-    /// Does the work of agents.
-    Worker,
-    /// Decides holds.
-    Approver,
-    /// Reads all data of the tenant.
-    Operator,
-    /// Manages keys, and may do everything an operator may.
-    Admin,
-}
+/// The roles of the server, for the help of `token create`.
+const ROLES: &str = "\
+Roles:
+  client    uses sessions, as an app does for its users
+  worker    does the work of agents
+  approver  decides holds
+  operator  reads all data of the tenant
+  admin     manages keys, and may do everything an operator may
+Any other role only decides the holds whose policy names it: decide_by = \"role:treasurer\".";
 
 #[derive(Debug, Args)]
 struct TokenRevokeArgs {
@@ -217,8 +214,18 @@ impl TokenCreateArgs {
             cell(text(&made, "id")),
             cell(&words(&made, "roles", ", "))
         ));
+        for role in elements(&made, "roles").iter().filter_map(Value::as_str) {
+            if Role::ALL.iter().all(|known| known.name() != role) {
+                output.note(&format!(
+                    "The role {role} only decides holds whose policy says role:{role}."
+                ));
+            }
+        }
         if made["expires_at"].is_null() {
-            output.note("It does not expire; revoke it with: statehold token revoke");
+            output.note(&format!(
+                "It does not expire; revoke it with: statehold token revoke {}",
+                cell(text(&made, "id"))
+            ));
         }
         Ok(Exit::Done)
     }
@@ -236,7 +243,7 @@ async fn list(keys: &KeyAccess, output: &CliOutput) -> anyhow::Result<Exit> {
         return output.json(&answer);
     }
     let mut table = TextTable::new(&[
-        "KEY", "NAME", "ROLES", "USER", "AGENTS", "CREATED", "EXPIRES", "REVOKED",
+        "KEY", "NAME", "ROLES", "USER", "OWNER", "AGENTS", "CREATED", "EXPIRES", "REVOKED",
     ]);
     for key in elements(&answer, "keys") {
         let tone = if key["revoked_at"].is_null() {
@@ -250,6 +257,7 @@ async fn list(keys: &KeyAccess, output: &CliOutput) -> anyhow::Result<Exit> {
             TableCell::of(&key["name"]),
             TableCell::new(words(key, "roles", ",")),
             TableCell::of(&key["user"]),
+            TableCell::of(&key["owner"]),
             TableCell::optional(agents),
             output.time(&key["created_at"]),
             output.time(&key["expires_at"]),

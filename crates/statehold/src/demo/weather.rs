@@ -8,8 +8,8 @@ use super::words::{bare, has_phrase, strip, words};
 
 /// The session key with the place asked for last.
 pub(super) const LAST_LOCATION: &str = "last_mentioned_location";
-/// How often the agent repeats its question.
-const QUESTIONS_MAX: usize = 3;
+/// Places of a list, in words.
+const NUMBERS: [&str; 3] = ["first", "second", "third"];
 
 /// A place and its weather.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ pub(super) fn step(turn: &DemoTurn) -> DemoStep {
     let text = words(bare(&turn.text));
     let found = places_named_in(&text);
     match found.as_slice() {
-        [one] => weather_answer(one, false).into(),
+        [one] => weather_answer(one, !has_phrase(&text, &words(one.name))).into(),
         [] => answer_without_place(turn).into(),
         several => ask_which_place(turn, several),
     }
@@ -196,7 +196,7 @@ fn ask_which_place(turn: &DemoTurn, several: &[&'static WeatherPlace]) -> DemoSt
     let choices: Vec<&str> = several.iter().map(|place| place.name).collect();
     let choices = choices.join("; ");
     let Some(decided) = turn.decisions.last() else {
-        return ask(short, &format!("I know {}: {choices}.", several.len()));
+        return ask(several, &format!("I know {}: {choices}.", several.len()));
     };
     if decided.status != "answered" {
         let why = match decided.status.as_str() {
@@ -215,28 +215,42 @@ fn ask_which_place(turn: &DemoTurn, several: &[&'static WeatherPlace]) -> DemoSt
     let said = said.or(decided.comment.as_deref()).unwrap_or_default();
     match find_chosen(several, said) {
         Some(place) => weather_answer(place, true).into(),
-        None if turn.decisions.len() >= QUESTIONS_MAX => DemoAnswer::text(format!(
-            "I still do not know which {short} is meant. Ask again with one of: {choices}."
+        None => DemoAnswer::text(format!(
+            "I do not know which {short} is meant. Ask again with one of: {choices}."
         ))
         .into(),
-        None => ask(short, &format!("I do not know that one. I know {choices}.")),
     }
 }
 
-fn ask(short: &str, message: &str) -> DemoStep {
+fn ask(several: &[&'static WeatherPlace], message: &str) -> DemoStep {
     DemoStep::Ask(json!({
-        "kind": "question", "title": format!("Which {short}?"), "message": message,
+        "kind": "question", "title": format!("Which {}?", several[0].short_name()), "message": message,
+        "response_schema": { "type": "string", "pattern": choice_pattern(several) },
         "expires_in_seconds": 3600,
     }))
+}
+
+/// Texts that choose one of some places: they contain a word that distinguishes it, or are its number.
+fn choice_pattern(several: &[&'static WeatherPlace]) -> String {
+    let ways = several.iter().flat_map(|place| place.distinctions());
+    let ways: Vec<String> = ways.map(|way| way.join(r"\W+")).collect();
+    let numbers = NUMBERS.iter().take(several.len()).enumerate();
+    let numbers: Vec<String> = numbers
+        .map(|(n, word)| format!("{}|{word}", n + 1))
+        .collect();
+    format!(
+        r"(?i)(^|\W)({})(\W|$)|^\W*(the )?({})( one)?\W*$",
+        ways.join("|"),
+        numbers.join("|")
+    )
 }
 
 /// The place that an answer names: by its full name, by a distinguishing word, or by its number.
 fn find_chosen(several: &[&'static WeatherPlace], said: &str) -> Option<&'static WeatherPlace> {
     let said = words(said);
-    let numbers = ["first", "second", "third"];
     let by_number = |index: usize| {
         let has = |number: &str| said.iter().any(|word| word == number);
-        has(&(index + 1).to_string()) || numbers.get(index).is_some_and(|word| has(word))
+        has(&(index + 1).to_string()) || NUMBERS.get(index).is_some_and(|word| has(word))
     };
     let is_named = |place: &&&WeatherPlace| place.distinctions().any(|way| has_phrase(&said, &way));
     let named = several.iter().find(is_named);
@@ -246,6 +260,8 @@ fn find_chosen(several: &[&'static WeatherPlace], said: &str) -> Option<&'static
 
 #[cfg(test)]
 mod tests {
+    use statehold_engine::Schema;
+
     use super::*;
     use crate::demo::turn::DemoDecision;
 
@@ -283,11 +299,20 @@ mod tests {
     fn places_are_known_by_all_their_names() {
         check("What's the weather in Paris?", "Cloudy, 64", "Paris");
         check("paris, france!", "Cloudy, 64", "Paris");
-        check("How warm is it in rahway?", "Sunny, 72", "Rahway, NJ");
-        check("weather in NYC", "Sunny, 70", "New York, NY");
+        check("weather in rahway nj", "Sunny, 72", "Rahway, NJ");
+    }
+
+    #[test]
+    fn the_answer_names_the_place_unless_the_message_does_in_full() {
+        check(
+            "How warm is it in rahway?",
+            "Rahway, NJ: Sunny, 72",
+            "Rahway, NJ",
+        );
+        check("weather in NYC", "New York, NY: Sunny, 70", "New York, NY");
         check(
             "Weather for springfield, massachusetts",
-            "Rain, 63",
+            "Springfield, MA: Rain, 63",
             "Springfield, MA",
         );
     }
@@ -302,6 +327,18 @@ mod tests {
         assert_eq!(hold["title"], "Which Springfield?");
         let message = hold["message"].as_str().expect("a text");
         assert!(message.contains("Springfield, MO"), "{message}");
+        let schema = Schema::new(&hold["response_schema"].to_string()).expect("a schema");
+        let fits = |said: &str| schema.errors(&said.into()).is_empty();
+        for other in [
+            "What's 2+2",
+            "Delete user 2",
+            "the nice one",
+            "",
+            "4",
+            "Mobile",
+        ] {
+            assert!(!fits(other), "{other}");
+        }
         for (said, weather) in [
             ("Springfield, IL", "Springfield, IL: Sunny, 75"),
             ("the one in Massachusetts", "Springfield, MA: Rain, 63"),
@@ -309,6 +346,7 @@ mod tests {
             ("the second", "Springfield, MA: Rain, 63"),
             ("3", "Springfield, MO: Cloudy, 71"),
         ] {
+            assert!(fits(said), "{said}");
             let decided = DemoDecision {
                 status: "answered".to_owned(),
                 content: Some(said.into()),
@@ -321,23 +359,6 @@ mod tests {
             };
             assert_eq!(answered(&turn).text, weather, "{said}");
         }
-    }
-
-    #[test]
-    fn an_answer_that_names_none_is_asked_again_and_not_for_ever() {
-        let decided = DemoDecision {
-            status: "answered".to_owned(),
-            content: Some("the nice one".into()),
-            ..DemoDecision::default()
-        };
-        let mut turn = turn("weather in Springfield");
-        for _ in 1..QUESTIONS_MAX {
-            turn.decisions.push(decided.clone());
-            assert!(matches!(step(&turn), DemoStep::Ask(_)));
-        }
-        turn.decisions.push(decided);
-        let said = answered(&turn).text;
-        assert!(said.starts_with("I still do not know which Springfield"));
     }
 
     #[test]

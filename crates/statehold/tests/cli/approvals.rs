@@ -463,7 +463,7 @@ fn who_may_not_decide_learns_why_not() {
     let ended = live.run_with(&carol, &["approvals", "approve", "R2.h1", "-y"]);
     assert_eq!(ended.code, 0, "{ended:?}");
     assert!(
-        ended.out.starts_with("✓ approved R2.h1 as usr_"),
+        ended.out.starts_with("✓ approved R2.h1 as carol"),
         "{}",
         ended.out
     );
@@ -496,7 +496,7 @@ fn several_people_approve_one_after_the_other() {
     live.check(
         &["approvals", "show", "R2.h1"],
         0,
-        &["approvals\t1 of 2: usr_"],
+        &["approvals\t1 of 2: carol"],
     );
     let second = live.run_with(&dave, &approve);
     assert!(second.out.starts_with("✓ approved R2.h1"), "{second:?}");

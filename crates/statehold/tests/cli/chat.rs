@@ -32,6 +32,69 @@ fn one_message_is_answered_and_the_exit_code_says_how() {
 }
 
 #[test]
+fn a_turn_that_no_worker_claims_says_so_and_keeps_to_its_timeout() {
+    let live = Live::start_demo();
+    let says = "no worker has claimed the request to nobody yet";
+    let alone = ["--timeout", "6s", "chat", "nobody", "-m", "hi"];
+    live.check(&alone, 7, &[says, "tasks tree"]);
+    // The same for each line of a conversation, which goes on.
+    let args = ["--timeout", "6s", "chat", "nobody"];
+    let Ended { code, out, err } = run_with_input(&args, &live, "hi\n/session\n");
+    assert_eq!(code, 7, "{out}{err}");
+    assert!(err.contains(says) && out.contains("ses_"), "{out}{err}");
+    // An agent that answers in time is not mistaken for one.
+    let ended = live.check(&["chat", "-m", "What's 2+2"], 0, &[]);
+    assert!(!ended.err.contains("no worker"), "{}", ended.err);
+}
+
+#[test]
+fn a_command_in_a_chat_can_be_pasted_and_only_people_who_may_decide_get_one() {
+    let live = Live::start_demo();
+    let waits = ["chat", "--no-wait", "-m", "Delete user 7"];
+    let told = live.check(&waits, 8, &[]).out;
+    let pasted = told.split("or with: ").nth(1).expect("a command");
+    let pasted = pasted.lines().next().expect("a line");
+    let pasted = pasted.strip_prefix("statehold ").expect("the program");
+    let (words, confirm) = pasted.split_once(" --confirm ").expect("high risk");
+    let mut args: Vec<&str> = words.split(' ').collect();
+    args.extend(["--confirm", confirm.trim_matches('"'), "--no-wait"]);
+    live.check(&args, 0, &["✓ approved"]);
+    let ann = live.key(&["client"], Some("ann"));
+    let waits = ["chat", "--no-wait", "-m", "Delete user 5"];
+    let told = live.run_with(&ann, &waits);
+    assert!(
+        told.out.contains("Another person has to decide"),
+        "{told:?}"
+    );
+    assert!(!told.out.contains("statehold approvals"), "{told:?}");
+    // The same for a chat that waits.
+    let mut chat = command(&["chat", "-m", "Delete user 6"], &live);
+    let mut chat = chat
+        .env("STATEHOLD_TOKEN", &ann)
+        .spawn()
+        .expect("it starts");
+    let mut err = BufReader::new(chat.stderr.take().expect("piped"));
+    let mut told = String::new();
+    while !told.contains("must decide") {
+        assert_ne!(err.read_line(&mut told).expect("it reads"), 0, "{told}");
+    }
+    assert!(!told.contains("statehold approvals"), "{told}");
+    chat.kill().expect("it runs");
+    chat.wait().expect("it ends");
+}
+
+#[test]
+fn a_question_stays_open_while_its_user_talks_about_something_else() {
+    let live = Live::start_demo();
+    let lines = "What's the weather in Springfield?\nWhat's 2+2\nthe second\n";
+    let Ended { code, out, err } = run_with_input(&["chat", "--user", "ann"], &live, lines);
+    assert_eq!(code, 0, "{out}{err}");
+    let reminder = "still waits for an answer: Which Springfield?";
+    assert!(out.contains(reminder) && out.contains("2+2 is 4"), "{out}");
+    assert!(out.contains("Springfield, MA: Rain, 63"), "{out}");
+}
+
+#[test]
 fn a_conversation_goes_on_in_its_session_and_programs_get_all_of_it() {
     let live = Live::start_demo();
     let first = live.run(&["--json", "chat", "-m", "Calculate fibonacci(10)"]);

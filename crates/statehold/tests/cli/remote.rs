@@ -463,12 +463,23 @@ fn a_new_key_is_all_that_goes_to_standard_output() {
 }
 
 #[test]
+fn a_key_can_have_a_role_that_only_policies_name_and_the_hint_names_the_key() {
+    let made = r#"{"id":"key_1","roles":["treasurer"],"created_at":"2026-08-06T12:00:00Z","key":"shk_secret"}"#;
+    let args = ["token", "create", "--role", "treasurer"];
+    let (ended, server) = ask(&args, vec![json(201, made)]);
+    assert_eq!(server.calls()[0].body, r#"{"roles":["treasurer"]}"#);
+    for said in ["role:treasurer", "statehold token revoke key_1"] {
+        assert!(ended.err.contains(said), "{}", ended.err);
+    }
+}
+
+#[test]
 fn keys_are_listed_and_revoked_by_their_id() {
-    let keys = r#"{"keys":[{"id":"key_1","name":"ci","roles":["worker"],"agents":["math"],"created_at":"2026-08-06T12:00:00Z"}]}"#;
+    let keys = r#"{"keys":[{"id":"key_1","name":"ci","roles":["worker"],"owner":"carol","agents":["math"],"created_at":"2026-08-06T12:00:00Z"}]}"#;
     let (ended, _) = ask(&["token", "list", "--no-headers"], vec![json(200, keys)]);
     assert_eq!(
         ended.out,
-        "key_1\tci\tworker\t-\tmath\t2026-08-06T12:00:00Z\t-\t-\n"
+        "key_1\tci\tworker\t-\tcarol\tmath\t2026-08-06T12:00:00Z\t-\t-\n"
     );
     let (ended, server) = ask(&["token", "revoke", "key_1/x"], vec![json(204, "")]);
     assert_eq!(ended.out, "✓ revoked key_1/x\n");

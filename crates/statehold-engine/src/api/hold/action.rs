@@ -19,7 +19,7 @@ pub struct ActionView {
     #[schema(value_type = Name)]
     pub tool: String,
     /// The arguments without what the policy hides; for the worker, all of them. Null for a worker
-    /// where they are lost.
+    /// where they are lost, and for operators in lists.
     #[schema(value_type = serde_json::Value)]
     pub args: Raw,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,6 +58,22 @@ impl From<ActionBody> for ActionView {
 }
 
 impl ActionView {
+    /// Whether a plain yes does not confirm it.
+    pub(crate) fn is_high_risk(&self) -> bool {
+        self.risk == Some(Risk::High) || self.effect == Some(Effect::Destructive)
+    }
+
+    /// The tool with its effect and risk, without anything that depends on the arguments.
+    pub(super) fn without_args(self) -> Self {
+        Self {
+            args: raw_null(),
+            args_schema: None,
+            digest: None,
+            redactions: Vec::new(),
+            ..self
+        }
+    }
+
     /// The action as its worker gets it.
     pub(crate) fn opened(mut self, opened: &OpenedArgs) -> Self {
         if opened.lost {

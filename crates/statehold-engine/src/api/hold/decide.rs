@@ -150,7 +150,8 @@ pub async fn decide_shown(
     write.credential = credential.as_ref();
     let command = Command::DecideHold { hold: id, decision };
     // If the core refuses an edit, the key made for its arguments is destroyed when the action ends.
-    let view = |made: &DecidedCommit<'_>| DecisionReceipt::of_commit(made, id);
+    let by = engine.principal_name(&call.caller).await?;
+    let view = |made: &DecidedCommit<'_>| DecisionReceipt::of_commit(made, id, &by);
     match write.commit(&command, view).await {
         Err(EngineError::Rejected(
             rejection @ (Rejection::HoldDecided { .. } | Rejection::HoldExpired { .. }),

@@ -75,7 +75,7 @@ impl EvidenceView {
             opened_hash: detail.opened_hash,
             decided_revision: closed.decided_by,
             decided_hash: detail.decided_hash,
-            decided_by: decision.by.to_string(),
+            decided_by: detail.decided_by.clone().unwrap_or_default(),
             right,
             shown: decision.shown,
             released: decision.released,

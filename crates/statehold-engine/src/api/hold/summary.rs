@@ -132,13 +132,15 @@ pub struct DecisionReceipt {
     pub quorum: u16,
     /// The status of the request after the decision.
     pub request_status: RequestStatus,
+    /// The name of the person, the id of a key, or `local`.
     pub decided_by: String,
     pub decided_at: Time,
     pub revision: u64,
 }
 
 impl DecisionReceipt {
-    pub(crate) fn of_commit(done: &DecidedCommit<'_>, id: HoldId) -> Option<Self> {
+    /// The receipt of a commit by the person with this name.
+    pub(crate) fn of_commit(done: &DecidedCommit<'_>, id: HoldId, by: &str) -> Option<Self> {
         let content = &done.record.content;
         let hold = done
             .before
@@ -172,7 +174,7 @@ impl DecisionReceipt {
             approvals: u16::try_from(votes).unwrap_or(u16::MAX),
             quorum: hold.need,
             request_status,
-            decided_by: content.principal.to_string(),
+            decided_by: by.to_owned(),
             decided_at: content.at.into(),
             revision: content.seq,
         })

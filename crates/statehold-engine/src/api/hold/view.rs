@@ -121,6 +121,8 @@ impl From<&WhyNot> for DecideRefusal {
 pub struct DecisionView {
     /// The outcome of the hold.
     pub status: HoldStatus,
+    /// The name of the person, for callers who may decide or read traces; otherwise the pseudonym. Or the id of
+    /// a key, `local` or `system`.
     pub by: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Time, required = true)]
@@ -154,6 +156,19 @@ impl HoldView {
         }
     }
 
+    /// A hold in a list. A caller who reads traces sees the action there without its arguments; the read of one
+    /// hold shows them, and is audited.
+    pub(super) fn listed(detail: &HoldDetail, reads_traces: bool) -> Self {
+        let mut view = Self::of(detail);
+        if reads_traces && view.action.is_none() {
+            let body: HoldBody = parse(detail.body.as_deref());
+            view.action = body
+                .action
+                .map(|action| ActionView::from(action).without_args());
+        }
+        view
+    }
+
     /// A hold for the worker that opened it, with the action that it may run now.
     fn for_worker(detail: &HoldDetail, opened: &OpenedArgs) -> Self {
         let mut shown = Self::shown(detail, true);
@@ -174,9 +189,11 @@ impl HoldView {
         let hold = &detail.hold;
         let body: HoldBody = parse(detail.body.as_deref());
         let words: DecisionBody = parse(detail.decision_body.as_deref());
+        let sees_whose = detail.sees_action;
+        let decider = detail.decided_by.clone().filter(|_| sees_whose);
         let decision = detail.closed.as_ref().map(|closed| DecisionView {
             status: closed.decision.status,
-            by: closed.decision.by.to_string(),
+            by: decider.unwrap_or(closed.decision.by.to_string()),
             at: detail.decided_at.map(Into::into),
             comment: words.comment.filter(|_| sees_action),
             reason: words.reason.filter(|_| sees_action),
@@ -188,7 +205,6 @@ impl HoldView {
         });
         let is_open = detail.closed.is_none();
         let why_not = detail.why_not.as_ref().filter(|_| is_open);
-        let sees_whose = detail.sees_action;
         let comment_required = body.comment_required;
         let base = (hold, detail.session.id, detail.agent.clone());
         Self {
@@ -207,7 +223,14 @@ impl HoldView {
             app: sees_whose.then(|| detail.session.owner.app.clone()),
             decide_by: sees_whose.then(|| decide_by_text(&hold.decide_by)),
             comment_required: sees_whose.then_some(comment_required),
-            votes: sees_action.then(|| hold.votes.keys().map(ToString::to_string).collect()),
+            votes: sees_action.then(|| {
+                let voters = || hold.votes.keys().map(ToString::to_string).collect();
+                if sees_whose {
+                    detail.voters.clone()
+                } else {
+                    voters()
+                }
+            }),
             decision,
             evidence: EvidenceView::of(detail).filter(|_| sees_whose),
             created_at: detail.opened_at.map(Into::into),

@@ -159,8 +159,7 @@ impl TurnHandle {
             .filter(|detail| detail.closed.is_none())
             .collect();
         for detail in &mut holds {
-            // A chat shows the client's view also to callers who may see more, unless they ask for more.
-            detail.sees_action &= self.shows_whole_holds;
+            // Only a worker with the lease gets the arguments that a policy hides, and not in a chat.
             detail.opened = None;
         }
         Ok(holds)

@@ -1,63 +1,145 @@
 //! A paused turn as text that any chat window can show.
 
+use serde_json::Value;
 use statehold_core::hold::HoldKind;
+use statehold_core::name::is_deceptive;
 
-use crate::api::hold::{HoldView, title_of};
+use super::question::choices;
+use crate::api::hold::{ActionView, HoldView, confirmation_text, title_of};
 use crate::holds::HoldDetail;
 
-/// The text for a person who waits for a paused turn. `base` is the address of the server.
+/// The longest call of a tool that is shown whole, in characters.
+const CALL_CHARS_MAX: usize = 1_000;
+
+/// The text for a person who waits for a paused turn: what the turn waits for, the next step of a reader who
+/// may decide, and where the answer will appear. `base` is the address of the server.
 pub fn pause_text(holds: &[HoldDetail], base: &str) -> String {
-    let mut lines: Vec<String> = holds.iter().map(|hold| hold_text(hold, base)).collect();
-    lines.push("The answer comes with your next message here.".to_owned());
-    lines.join("\n")
+    let is_asked = |hold: &&HoldDetail| hold.hold.kind == HoldKind::Question && may_decide(hold);
+    let answers_here = holds.iter().filter(is_asked).count() == 1;
+    let summaries: Vec<String> = holds.iter().map(hold_summary).collect();
+    let mut steps: Vec<String> = holds
+        .iter()
+        .map(|hold| next_step(hold, base, answers_here))
+        .collect();
+    steps.dedup();
+    if !(answers_here && holds.len() == 1) {
+        steps.push("The answer of the agent comes with your next message after that.".to_owned());
+    }
+    format!("{}\n\n{}", summaries.join("\n"), steps.join("\n"))
 }
 
-fn hold_text(detail: &HoldDetail, base: &str) -> String {
+/// The beginning of the text about a hold, without blank lines: the same for every reader, and also after the
+/// decision. A chat client that repeats it is recognised by it.
+pub(super) fn hold_summary(detail: &HoldDetail) -> String {
     let HoldView {
-        id,
-        alias,
-        agent,
-        message,
-        url,
-        ..
+        id, agent, message, ..
     } = HoldView::of(detail);
     let title = title_of(detail.hold.kind, detail.body.as_deref());
-    let may_decide = detail.why_not.is_none();
-    let place = format!("{base}/v1/holds/{id}");
-    let what = match message.filter(|message| !message.is_empty()) {
-        Some(message) => format!("{title} {message}"),
-        None => title,
-    };
-    match detail.hold.kind {
-        HoldKind::Question if may_decide => {
-            format!("{agent} asks ({alias}): {what}\nAnswer with your next message.")
+    let mut text = without_blank_lines(&title);
+    let message = without_blank_lines(&message.unwrap_or_default());
+    if !message.is_empty() {
+        if !text.ends_with(['.', '!', '?', ':', '…']) {
+            text.push('.');
         }
-        HoldKind::Question | HoldKind::Form => format!(
-            "{agent} asks ({alias}): {what}\nAnswer at {place} or with: \
-             statehold approvals respond {alias}"
-        ),
+        text.push(' ');
+        text.push_str(&message);
+    }
+    let waits = match detail.hold.kind {
+        HoldKind::Question | HoldKind::Form => "asks",
+        HoldKind::Link => "waits for a visit",
+        HoldKind::Credential => "needs a credential",
+        HoldKind::Approval | HoldKind::Reconcile => "waits for a decision",
+    };
+    format!("{agent} {waits}: {text} ({id})")
+}
+
+/// One line about a question that stays open while its reader talks about something else.
+pub(super) fn question_reminder(question: &HoldDetail) -> String {
+    let HoldView { id, agent, .. } = HoldView::of(question);
+    let title = title_of(question.hold.kind, question.body.as_deref());
+    let title: Vec<&str> = title.split_whitespace().collect();
+    format!(
+        "({agent} still waits for an answer: {} ({id}))",
+        title.join(" ")
+    )
+}
+
+fn without_blank_lines(text: &str) -> String {
+    let lines = text.lines().map(str::trim_end);
+    let lines = lines.filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn may_decide(detail: &HoldDetail) -> bool {
+    detail.why_not.is_none()
+}
+
+/// The next step of the reader about a hold. Only readers who may decide it get the action and a command.
+fn next_step(detail: &HoldDetail, base: &str, answers_here: bool) -> String {
+    let HoldView {
+        id, url, action, ..
+    } = HoldView::of(detail);
+    let place = format!("{base}/v1/holds/{id}");
+    let respond = format!("statehold approvals respond {id}");
+    match detail.hold.kind {
+        HoldKind::Approval | HoldKind::Reconcile if !may_decide(detail) => {
+            "Another person has to decide this.".to_owned()
+        }
+        _ if !may_decide(detail) => "Another person has to answer this.".to_owned(),
+        HoldKind::Question if answers_here => match choices(detail).as_slice() {
+            [] => "Your next message here is the answer.".to_owned(),
+            choices => format!("Answer with your next message: {}.", choices.join(" or ")),
+        },
+        HoldKind::Question | HoldKind::Form => format!("Answer at {place} or with: {respond}"),
         HoldKind::Link => {
             let url = url.unwrap_or_else(|| place.clone());
-            format!(
-                "{agent} waits for you ({alias}): {what}\nOpen {url}, then confirm at {place} or \
-                 with: statehold approvals respond {alias}"
-            )
+            format!("Open {url}, then confirm at {place} or with: {respond}")
         }
-        HoldKind::Credential => format!(
-            "{agent} needs a credential ({alias}): {what}\nGive it at {place} or with: \
-             statehold approvals respond {alias}"
-        ),
-        HoldKind::Approval | HoldKind::Reconcile => {
-            let who = if may_decide { "" } else { " of somebody else" };
-            // Approving a reconcile hold runs the action again: the person has to look at it first.
-            let verb = match detail.hold.kind {
-                HoldKind::Reconcile => "show",
-                _ => "approve",
-            };
+        HoldKind::Credential => format!("Give it at {place} or with: {respond}"),
+        // Approving a reconcile hold runs the action again: the person has to look at it first.
+        HoldKind::Reconcile => {
+            format!("Look at it and decide with: statehold approvals show {id}")
+        }
+        HoldKind::Approval => {
+            let confirm = action.as_ref().and_then(confirm_option).unwrap_or_default();
+            let call = action.as_ref().map(call_line).unwrap_or_default();
             format!(
-                "{agent} waits for a decision{who} ({alias}): {what}\nDecide at {place} or with: \
-                 statehold approvals {verb} {alias}"
+                "{call}Decide at {place} or with: statehold approvals approve {id}{confirm}\n\
+                 To refuse: statehold approvals reject {id}"
             )
         }
     }
+}
+
+/// The option that confirms an action of high risk on the command line.
+fn confirm_option(action: &ActionView) -> Option<String> {
+    let args: Value = serde_json::from_str(action.args.get()).unwrap_or_default();
+    let is_hidden = |pointer: &str| {
+        action
+            .redactions
+            .iter()
+            .any(|hidden| hidden.path == pointer)
+    };
+    let text = confirmation_text(&action.tool, &args, is_hidden);
+    action
+        .is_high_risk()
+        .then(|| format!(" --confirm \"{text}\""))
+}
+
+/// The call of a tool on one line, without characters that could make it look like another call.
+fn call_line(action: &ActionView) -> String {
+    let call = format!("It would call {} with {}", action.tool, action.args.get());
+    let mut line = String::new();
+    for c in call.chars().take(CALL_CHARS_MAX) {
+        if is_deceptive(c) {
+            line.extend(c.escape_unicode());
+        } else {
+            line.push(c);
+        }
+    }
+    if call.chars().nth(CALL_CHARS_MAX).is_some() {
+        line.push('…');
+    }
+    line.push('\n');
+    line
 }

@@ -5,7 +5,7 @@ use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::ids::RequestId;
 use statehold_store::HoldOrder;
 
-use super::TurnInput;
+use super::{TurnInput, UserMessage};
 use crate::bodies::{HoldBody, parse};
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -15,8 +15,8 @@ use crate::holds::{HoldDetail, HoldFilter};
 /// How many open holds of a session are read at a time.
 const PAGE: usize = 200;
 
-/// The only open hold of the session that the caller may decide, with the turn that waits for it. None if
-/// there are several, or if the message cannot answer it.
+/// The only open question that the caller may answer with a message to this agent, with the turn that waits for
+/// it. None if there are several.
 pub(super) async fn only_question(
     engine: &Engine,
     input: &TurnInput,
@@ -27,6 +27,7 @@ pub(super) async fn only_question(
     }
     let open = HoldFilter {
         session: Some(input.session),
+        kind: Some(HoldKind::Question),
         order: HoldOrder::Oldest,
         ..HoldFilter::default()
     };
@@ -35,41 +36,39 @@ pub(super) async fn only_question(
     loop {
         let page = engine.holds(caller, &open, after, PAGE).await?;
         for detail in page.entries {
-            if detail.why_not.is_none() && only.replace(detail).is_some() {
+            let takes_text =
+                detail.why_not.is_none() && detail.hold.allowed.contains(&DecisionKind::Respond);
+            let root = asking_turn(&detail, input).filter(|_| takes_text);
+            if let Some(root) = root
+                && only.replace((detail, root)).is_some()
+            {
                 return Ok(None);
             }
         }
         after = page.next;
         if after.is_none() {
-            break;
+            return Ok(only);
         }
-    }
-    let Some(only) = only else {
-        return Ok(None);
-    };
-    let takes_text = only.hold.kind == HoldKind::Question
-        && only.hold.allowed.contains(&DecisionKind::Respond)
-        && input.message.files.is_empty();
-    let root = only.lineage.first().filter(|root| {
-        let is_task = input.task.is_none_or(|task| task == root.task);
-        is_task && root.agent == input.agent
-    });
-    let root = root.map(|root| root.request);
-    match root {
-        Some(root) if takes_text && fits_schema(&only, &input.message.text).await => {
-            Ok(Some((only, root)))
-        }
-        _ => Ok(None),
     }
 }
 
-/// Whether a text fits the response schema of a question.
-async fn fits_schema(question: &HoldDetail, text: &str) -> bool {
+/// The turn that waits for a question, if it is a turn of the agent, and of the task, that the call names.
+fn asking_turn(question: &HoldDetail, input: &TurnInput) -> Option<RequestId> {
+    let root = question.lineage.first()?;
+    let is_task = input.task.is_none_or(|task| task == root.task);
+    (is_task && root.agent == input.agent).then_some(root.request)
+}
+
+/// Whether a message can answer a question: it is a text, and fits the response schema.
+pub(super) async fn fits_question(question: &HoldDetail, message: &UserMessage) -> bool {
+    if !message.files.is_empty() {
+        return false;
+    }
     let body: HoldBody = parse(question.body.as_deref());
     let Some(schema) = body.response_schema else {
         return true;
     };
-    let text = Value::String(text.to_owned());
+    let text = Value::String(message.text.clone());
     // Compiling a large schema takes long enough to block other tasks.
     let fits = tokio::task::spawn_blocking(move || {
         Schema::new(schema.get()).is_ok_and(|schema| schema.errors(&text).is_empty())
@@ -77,24 +76,28 @@ async fn fits_schema(question: &HoldDetail, text: &str) -> bool {
     fits.await.unwrap_or(false)
 }
 
-/// Whether a text is one of the choices that a question lists.
-pub(super) fn lists_choice(question: &HoldDetail, text: &str) -> bool {
+/// The choices that a question lists.
+pub(super) fn choices(question: &HoldDetail) -> Vec<String> {
     let body: HoldBody = parse(question.body.as_deref());
     let schema = body.response_schema.as_ref();
     let schema = schema.and_then(|schema| serde_json::from_str::<Value>(schema.get()).ok());
-    schema.is_some_and(|schema| lists(&schema, text))
+    schema.as_ref().map(listed).unwrap_or_default()
 }
 
-/// Whether a schema names a text as a value, by itself or in one of its alternatives.
-fn lists(schema: &Value, text: &str) -> bool {
-    let named = |schema: &Value| {
-        let listed = schema["enum"].as_array().into_iter().flatten();
-        listed.chain(schema.get("const")).any(|value| value == text)
-    };
+/// The texts that a schema names as values, by itself or in one of its alternatives.
+fn listed(schema: &Value) -> Vec<String> {
     let alternatives = ["oneOf", "anyOf"].into_iter();
-    let mut alternatives =
-        alternatives.flat_map(|word| schema[word].as_array().into_iter().flatten());
-    named(schema) || alternatives.any(named)
+    let alternatives = alternatives.flat_map(|word| schema[word].as_array().into_iter().flatten());
+    let values = std::iter::once(schema)
+        .chain(alternatives)
+        .flat_map(|schema| {
+            let named = schema["enum"].as_array().into_iter().flatten();
+            named.chain(schema.get("const"))
+        });
+    values
+        .filter_map(Value::as_str)
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
@@ -105,7 +108,7 @@ mod tests {
     fn a_schema_lists_its_choices_and_nothing_else() {
         let lists = |schema: &str| {
             let schema: Value = serde_json::from_str(schema).expect("JSON");
-            lists(&schema, "yes")
+            listed(&schema).iter().any(|choice| choice == "yes")
         };
         assert!(lists(r#"{"enum": ["no", "yes"]}"#));
         assert!(lists(r#"{"const": "yes"}"#));

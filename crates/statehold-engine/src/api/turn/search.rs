@@ -11,7 +11,7 @@ use statehold_core::request::RequestOutcome;
 use statehold_core::time::Timestamp;
 use statehold_store::{HoldOrder, SessionSummary};
 
-use super::question::{lists_choice, only_question};
+use super::question::{choices, fits_question, only_question};
 use super::{
     AgentReply, DeliveryLog, EarlierAnswer, StartedTurn, TurnDecision, TurnInput, as_client,
 };
@@ -49,6 +49,8 @@ pub(super) struct TurnSearch<'a> {
     summary: SessionSummary,
     /// The newest decided holds of the session, read once.
     decided: Option<Vec<HoldDetail>>,
+    /// The open question that the message does not fit.
+    pub(super) unanswered: Option<HoldDetail>,
 }
 
 impl<'a> TurnSearch<'a> {
@@ -68,6 +70,7 @@ impl<'a> TurnSearch<'a> {
             reader,
             summary,
             decided: None,
+            unanswered: None,
         })
     }
 
@@ -91,6 +94,10 @@ impl<'a> TurnSearch<'a> {
             only_question(engine, input).await?
         };
         if let Some((question, root)) = question {
+            if !fits_question(&question, &input.message).await {
+                self.unanswered = Some(question);
+                return self.repeated().await;
+            }
             let detail = engine.request(&self.reader, root).await?;
             let is_answer = self.is_answer(&question, &detail).await?;
             if is_answer {
@@ -132,7 +139,7 @@ impl<'a> TurnSearch<'a> {
     ) -> Result<bool, EngineError> {
         // A client that reconnects repeats its message, even after it was told of the question.
         let text = &self.input.message.text;
-        if self.may_have_started(detail) && !lists_choice(question, text) {
+        if self.may_have_started(detail) && !choices(question).contains(text) {
             return Ok(false);
         }
         // A retried call cannot answer a question that its client has never seen.

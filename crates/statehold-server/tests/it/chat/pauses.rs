@@ -21,14 +21,12 @@ async fn a_pause_is_told_in_words_and_in_fields_as_clients_see_it() {
     let scene = Scene::new().await;
     let (request, hold, body) = paused(&scene, "pay").await;
     let said = text(&body["choices"][0]["message"], "content");
-    let link = format!(
-        "http://{}/v1/holds/{}",
-        scene.rig.address,
+    let expected = format!(
+        "helper waits for a decision: Pay? ({})\n\nAnother person has to decide this.\nThe answer of the \
+         agent comes with your next message after that.",
         text(&hold, "id")
     );
-    for part in ["Pay?", "R1.h1", &link, "statehold approvals approve R1.h1"] {
-        assert!(said.contains(part), "{said}");
-    }
+    assert_eq!(said, expected);
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
     assert_eq!(body["statehold"]["status"], "paused");
     assert_eq!(body["statehold"]["request"], request["id"]);
@@ -48,7 +46,7 @@ async fn a_pause_is_told_in_words_and_in_fields_as_clients_see_it() {
 }
 
 #[tokio::test]
-async fn a_developer_is_shown_no_more_than_a_client() {
+async fn people_who_may_decide_read_the_action_and_a_command_that_names_the_hold_by_its_id() {
     let mut dev = setup();
     dev.server.keys_required = false;
     let scene = Scene::begin(Rig::with(dev).await).await;
@@ -63,11 +61,27 @@ async fn a_developer_is_shown_no_more_than_a_client() {
         })
     };
     let request = scene.claim().await;
-    scene.ask_approval(&request).await;
+    let action = json!({
+        "tool": "delete_user", "args": {"user_id": 7, "note": "\u{202e}x"}, "risk": "high",
+    });
+    let hold = json!({
+        "kind": "approval", "title": "Delete user 7", "message": "He left.\n\nFor good.", "action": action,
+    });
+    let hold = scene.ask(&request, hold).await;
     let answer = finished(call).await;
     let body = answer.ok(200);
     assert_eq!(body["statehold"]["holds"][0]["may_decide"], true);
-    assert!(!body.to_string().contains("sum-4711"), "{body}");
+    let told = &body["statehold"]["holds"][0]["action"];
+    assert_eq!(told["digest"], hold["action"]["digest"]);
+    let (id, address) = (text(&hold, "id"), scene.rig.address);
+    let expected = format!(
+        "helper waits for a decision: Delete user 7. He left.\nFor good. ({id})\n\n\
+         It would call delete_user with {{\"user_id\":7,\"note\":\"\\u{{202e}}x\"}}\n\
+         Decide at http://{address}/v1/holds/{id} or with: statehold approvals approve {id} \
+         --confirm \"user 7\"\nTo refuse: statehold approvals reject {id}\n\
+         The answer of the agent comes with your next message after that."
+    );
+    assert_eq!(content(&answer), expected);
     let session = answer.header("x-statehold-session").expect("a session");
     let session = nobody.get(&format!("/v1/sessions/{session}")).await.ok(200);
     assert_eq!(session["user"], "dora");
@@ -215,7 +229,7 @@ async fn a_call_that_waits_gets_the_answer_of_a_paused_turn() {
         "paused"
     );
     let (said, last) = stream.rest().await;
-    assert!(said.contains("statehold approvals approve"), "{said}");
+    assert!(said.contains("Another person has to decide"), "{said}");
     assert_eq!(last["statehold"]["status"], "paused");
 
     for wrong in ["-1", "soon", "86401"] {
@@ -234,8 +248,11 @@ async fn a_plain_message_answers_the_only_question() {
         let hold = scene.ask(&request, question).await;
         let body = finished(call).await.ok(200);
         let said = text(&body["choices"][0]["message"], "content");
-        assert!(said.contains("Which Springfield?"), "{said}");
-        assert!(said.contains("Answer with your next message"), "{said}");
+        let expected = format!(
+            "helper asks: Which Springfield? ({})\n\nYour next message here is the answer.",
+            text(&hold, "id")
+        );
+        assert_eq!(said, expected);
 
         let answered = async {
             let path = format!("/v1/requests/{}", text(&request, "id"));
@@ -330,6 +347,79 @@ async fn what_is_no_answer_begins_a_turn() {
     .await;
     scene.complete(&asking, "Sunny").await;
     assert_eq!(content(&finished(call).await), "Sunny");
+}
+
+#[tokio::test]
+async fn an_open_question_is_named_in_one_line_while_its_user_talks_about_something_else() {
+    for is_stream in [false, true] {
+        let scene = Scene::new().await;
+        let call = scene.say("weather?");
+        let asking = scene.claim().await;
+        let schema = json!({"enum": ["Ohio", "Texas"]});
+        let hold = json!({
+            "kind": "question", "title": "Which\nSpringfield?", "response_schema": schema,
+        });
+        let hold = scene.ask(&asking, hold).await;
+        let told = content(&finished(call).await);
+        let choices = "Answer with your next message: Ohio or Texas.";
+        assert!(told.ends_with(choices), "{told}");
+        let line = format!(
+            "(helper still waits for an answer: Which Springfield? ({}))\n\n",
+            text(&hold, "id")
+        );
+        if is_stream {
+            let mut stream = scene.stream("What's 2+2").await;
+            assert_eq!(stream.text().await, line);
+            let request = scene.claim().await;
+            scene.complete(&request, "4").await;
+            assert_eq!(stream.rest().await.0, "4");
+        } else {
+            let call = scene.say("What's 2+2");
+            let request = scene.claim().await;
+            assert_eq!(request["input"], "What's 2+2");
+            scene.complete(&request, "4").await;
+            assert_eq!(content(&finished(call).await), format!("{line}4"));
+        }
+        // It is open, and the next message that fits answers it.
+        let call = scene.say("Ohio");
+        crate::rig::until("it is answered", || async {
+            let path = format!("/v1/requests/{}", text(&asking, "id"));
+            let seen = scene.helper.get(&path).await.ok(200);
+            (seen["status"] == "running").then_some(())
+        })
+        .await;
+        scene.complete(&asking, "Sunny").await;
+        assert_eq!(content(&finished(call).await), "Sunny");
+        let call = scene.say("thanks");
+        let request = scene.claim().await;
+        scene.complete(&request, "Bye").await;
+        assert_eq!(content(&finished(call).await), "Bye");
+    }
+}
+
+#[tokio::test]
+async fn a_message_answers_the_question_also_while_its_sender_may_decide_an_approval() {
+    let mut setup = setup();
+    setup.server.keys_required = false;
+    let mut scene = Scene::begin(Rig::with(setup).await).await;
+    scene.ann = scene.rig.nobody();
+    let (_, approval, _) = paused(&scene, "pay").await;
+    let call = scene.say("weather?");
+    let asking = scene.claim().await;
+    let question = json!({"kind": "question", "title": "Which Springfield?"});
+    scene.ask(&asking, question).await;
+    finished(call).await.ok(200);
+    let call = scene.say("Ohio");
+    crate::rig::until("it is answered", || async {
+        let path = format!("/v1/requests/{}", text(&asking, "id"));
+        let seen = scene.helper.get(&path).await.ok(200);
+        (seen["status"] == "running").then_some(())
+    })
+    .await;
+    scene.complete(&asking, "Sunny").await;
+    assert_eq!(content(&finished(call).await), "Sunny");
+    let path = format!("/v1/holds/{}", text(&approval, "id"));
+    assert_eq!(scene.ann.get(&path).await.ok(200)["status"], "open");
 }
 
 #[tokio::test]

@@ -285,6 +285,29 @@ async fn counts_and_lists_have_only_what_the_caller_may_see() {
 }
 
 #[tokio::test]
+async fn operators_list_actions_with_their_risk_and_read_arguments_one_by_one() {
+    let rig = Rig::in_memory().await;
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let operator = rig.key(&["operator"]).await;
+    let request = claimed(&ann, &helper, "helper").await;
+    let hold = approval("a", &json!({"risk": "high"}));
+    let made = act(&helper, &request, "holds", hold).await.ok(201);
+    let listed = operator.get("/v1/holds").await.ok(200);
+    let action = &listed["holds"][0]["action"];
+    assert_eq!(action["risk"], "high");
+    assert_eq!(action["tool"], made["action"]["tool"]);
+    assert_eq!(
+        (&action["args"], action.get("digest")),
+        (&Value::Null, None)
+    );
+    let path = format!("/v1/holds/{}", text(&made, "id"));
+    let read = operator.get(&path).await.ok(200);
+    assert_eq!(read["action"]["args"], made["action"]["args"]);
+    let listed = ann.get("/v1/holds").await.ok(200);
+    assert_eq!(listed["holds"][0].get("action"), None, "{listed}");
+}
+
+#[tokio::test]
 async fn a_hold_says_who_may_decide_it_and_whose_it_is() {
     let rig = Rig::on_disk().await;
     let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);

@@ -49,6 +49,19 @@ async fn keys_are_made_shown_once_listed_and_taken_back() {
 }
 
 #[tokio::test]
+async fn a_bad_owner_is_named_as_the_owner() {
+    let rig = Rig::in_memory().await;
+    let admin = rig.key(&["admin"]).await;
+    for field in ["owner", "user"] {
+        let mut body = json!({"roles": ["client"]});
+        body[field] = "".into();
+        let refused = admin.post("/v1/keys", &body).await;
+        let detail = text(&refused.refused(422, "invalid_body"), "detail");
+        assert!(detail.contains(&format!("`{field}`")), "{detail}");
+    }
+}
+
+#[tokio::test]
 async fn keys_are_for_admins_and_must_make_sense() {
     let rig = Rig::in_memory().await;
     let admin = rig.key(&["admin"]).await;

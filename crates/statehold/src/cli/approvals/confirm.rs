@@ -1,18 +1,9 @@
-//! The confirmation before an action runs.
-//!
-//! A plain yes is enough for most actions. High risk needs a confirmation text specific to the
-//! action, so that people do not approve by habit: they type it, or pass it with `--confirm`. The
-//! text is derived from the arguments by a fixed rule:
-//!
-//! 1. the first argument called `id`, `name` or `…_id` that is a short word or a number, as the
-//!    name without `_id` and the value: `user_id=7` is `user 7`; for `id` and `name` alone, the
-//!    last word of the tool is the name: `delete_user(id=7)` is `user 7` too;
-//! 2. otherwise the name of the tool.
-//!
-//! Values that are redacted, longer than 40 characters or not plain text are never part of it.
+//! The confirmation before an action runs: a plain yes, or for high risk the text of the action, typed or
+//! passed with `--confirm`.
 
 use clap::Args;
 use serde_json::Value;
+use statehold_engine::api::hold;
 
 use crate::cli::ask;
 use crate::cli::hold::{ActionInfo, HoldInfo};
@@ -26,9 +17,6 @@ typed when asked, or given with --confirm; --yes is never enough. The text is ma
 first argument called `id`, `name` or `…_id` whose value is short and plain: user_id=7 is
 \"user 7\", and so is id=7 of the tool delete_user. Without such an argument it is the name of
 the tool.";
-
-/// The longest argument value used in a confirmation text.
-const VALUE_CHARS_MAX: usize = 40;
 
 /// Arguments that confirm an action.
 #[derive(Debug, Args)]
@@ -88,52 +76,23 @@ fn wrong_confirmation(text: &str) -> Failure {
         .hint(format!("the text of this action is: --confirm \"{text}\""))
 }
 
-/// The confirmation text of an action. Never empty.
+/// The confirmation text of an action. Never empty. `args` are the arguments of an edit.
 pub(super) fn confirmation_text(hold: &HoldInfo, args: Option<&Value>) -> String {
     let from_action = |action: &ActionInfo| {
-        let fields = args.unwrap_or(&action.args).as_object();
-        let mut fields = fields.into_iter().flatten();
-        let target = fields.find_map(|(name, value)| {
-            let pointer = format!("/{name}");
-            // An edit shows its own values: the person typed them, so they are not redacted.
-            let is_hidden = args.is_none() && action.is_redacted(&pointer);
-            let noun = target_noun(name, &action.tool).filter(|_| !is_hidden)?;
-            Some(format!("{noun} {}", plain_value(value)?))
-        });
-        target.unwrap_or_else(|| cell(&action.tool))
+        // An edit shows its own values: the person typed them, so they are not redacted.
+        let is_hidden = |pointer: &str| args.is_none() && action.is_redacted(pointer);
+        hold::confirmation_text(&action.tool, args.unwrap_or(&action.args), is_hidden)
     };
     match hold.action.as_ref().map(from_action) {
-        Some(text) if !text.trim().is_empty() => text,
+        Some(text) if !text.trim().is_empty() => cell(&text),
         _ => cell(&hold.alias),
     }
 }
 
-/// The noun for the target that an argument identifies, if it identifies one.
-fn target_noun(name: &str, tool: &str) -> Option<String> {
-    let noun = match name {
-        "id" | "name" => {
-            let words = tool.rsplit(['_', '-', '.', '/', ' ']);
-            words.into_iter().find(|word| !word.is_empty())?
-        }
-        _ => name.strip_suffix("_id").or(name.strip_suffix("Id"))?,
-    };
-    let is_plain =
-        !noun.is_empty() && cell(noun) == noun && noun.chars().count() <= VALUE_CHARS_MAX;
-    is_plain.then(|| noun.to_owned())
-}
-
-fn plain_value(value: &Value) -> Option<String> {
-    let text = match value {
-        Value::String(text) => text.clone(),
-        Value::Number(number) => number.to_string(),
-        _ => return None,
-    };
-    let is_plain = text.trim() == text
-        && !text.is_empty()
-        && text.chars().count() <= VALUE_CHARS_MAX
-        && !text.contains('"')
-        && cell(&text) == text;
-    is_plain.then_some(text)
+/// The option that approves an action of high risk, after a space. Empty for other actions.
+pub(in crate::cli) fn confirm_option(hold: &HoldInfo) -> String {
+    let text = hold.is_high_risk().then(|| confirmation_text(hold, None));
+    text.map_or_else(String::new, |text| format!(" --confirm \"{text}\""))
 }
 
 #[cfg(test)]
@@ -149,37 +108,6 @@ mod tests {
             "action": action
         });
         serde_json::from_value(whole).expect("a hold")
-    }
-
-    #[test]
-    fn the_text_is_the_target_or_the_tool() {
-        for (tool, args, text) in [
-            (
-                "delete_user",
-                json!({ "user_id": 7, "cascade": false }),
-                "user 7",
-            ),
-            (
-                "delete_user",
-                json!({ "cascade": false, "id": "ab" }),
-                "user ab",
-            ),
-            ("drop_table", json!({ "name": "orders" }), "table orders"),
-            (
-                "wire",
-                json!({ "amount": 5, "accountId": "DE1" }),
-                "account DE1",
-            ),
-            ("wipe", json!({ "everything": true }), "wipe"),
-            ("wipe", json!(null), "wipe"),
-            ("wipe", json!({ "disk_id": "x".repeat(41) }), "wipe"),
-            ("wipe", json!({ "disk_id": "a\u{200b}" }), "wipe"),
-            ("wipe", json!({ "disk_id": "" }), "wipe"),
-            ("wipe", json!({ "disk_id": { "a": 1 } }), "wipe"),
-        ] {
-            let hold = hold(&json!({ "tool": tool, "args": args }));
-            assert_eq!(confirmation_text(&hold, None), text, "{tool} {args}");
-        }
     }
 
     #[test]

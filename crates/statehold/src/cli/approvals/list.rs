@@ -111,7 +111,7 @@ impl ApprovalsListArgs {
 }
 
 /// The command to suggest for a hold.
-fn suggested_command(hold: &HoldInfo) -> &'static str {
+pub(in crate::cli) fn suggested_command(hold: &HoldInfo) -> &'static str {
     let offers = |decision: &str| hold.allowed.iter().any(|allowed| allowed == decision);
     match hold.may_decide {
         Some(false) => "show",
@@ -129,11 +129,11 @@ pub(super) fn table(holds: &[HoldInfo], names: &HoldNames, output: &CliOutput) -
     ]);
     for hold in holds {
         let name = names.name(&hold.alias, &hold.session_id);
-        // A pipe gets stable names and whole ids.
-        let (name, session) = if output.is_terminal {
-            (name, short(&hold.session_id))
+        // A pipe gets whole ids of sessions.
+        let session = if output.is_terminal {
+            short(&hold.session_id)
         } else {
-            (hold.alias.clone(), hold.session_id.clone())
+            hold.session_id.clone()
         };
         let risk_tone = match hold.risk() {
             Some("high") => TextTone::Bad,

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::arguments::{lines, rows};
-use super::confirm::confirmation_text;
+use super::confirm::confirm_option;
 use crate::cli::answers::{read, text};
 use crate::cli::hold::{HoldInfo, explain_why_not};
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
@@ -106,20 +106,16 @@ impl ApprovalsShowArgs {
             let is_reconcile = hold.kind == "reconcile";
             let more = match decision.as_str() {
                 "approve" if is_reconcile => {
-                    let text = hold.is_high_risk().then(|| confirmation_text(hold, None));
-                    let text = text.map(|text| format!("--confirm \"{text}\""));
-                    format!("{}   # run it again", text.unwrap_or_default())
+                    format!("{}   # run it again", confirm_option(hold).trim_start())
                 }
                 "reject" if is_reconcile => "  # it did not run and must not".to_owned(),
                 "respond" if is_reconcile => {
                     "--content '{\"outcome\":\"ran\",\"result\":…}'   # it ran".to_owned()
                 }
-                "approve" if hold.is_high_risk() => {
-                    format!("--confirm \"{}\"", confirmation_text(hold, None))
-                }
+                "approve" => confirm_option(hold).trim_start().to_owned(),
                 "edit" => "--set PATH=VALUE".to_owned(),
                 "reject" => "--comment TEXT".to_owned(),
-                "respond" if hold.response_schema.is_some() => "--content JSON".to_owned(),
+                "respond" if !hold.takes_text() => "--content JSON".to_owned(),
                 "respond" => "TEXT".to_owned(),
                 _ => String::new(),
             };

@@ -1,13 +1,16 @@
 //! One turn: the message, the streamed answer, the wait for a person, and reconnecting to a server
 //! that was gone.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, sleep_until};
 use unicode_width::UnicodeWidthStr;
 
-use crate::cli::answers::{elements, text};
+use crate::cli::answers::{elements, read, text};
+use crate::cli::approvals::{confirm_option, suggested_command};
+use crate::cli::hold::{HoldInfo, explain_why_not};
 use crate::cli::output::{CliOutput, TextTone, write};
 use crate::cli::printable::{cell, printable};
 use crate::client::{Client, random_key};
@@ -21,6 +24,8 @@ const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// How long a script waits for a server that does not come back. A person can press Ctrl-C.
 const GONE_MAX: Duration = Duration::from_mins(2);
+/// How long a turn may be silent before the reason is looked for.
+const QUIET_MAX: Duration = Duration::from_secs(3);
 /// The column where the line ends with the agents and the duration.
 const ABOUT_COLUMN: usize = 64;
 
@@ -48,6 +53,8 @@ pub(super) struct ChatTurn<'a> {
     holds: Vec<Value>,
     /// The `statehold` object of the last chunk.
     about: Value,
+    /// When to look for the reason of a silence. None after that.
+    quiet_until: Option<tokio::time::Instant>,
 }
 
 /// The end of a stream.
@@ -80,6 +87,7 @@ impl<'a> ChatTurn<'a> {
             printed: String::new(),
             holds: Vec::new(),
             about: Value::Null,
+            quiet_until: Some(tokio::time::Instant::now() + QUIET_MAX),
         }
     }
 
@@ -159,7 +167,17 @@ impl<'a> ChatTurn<'a> {
         let mut told_back = !is_back;
         let mut heard = String::new();
         loop {
-            let Ok(Some(data)) = stream.next().await else {
+            let is_silent = heard.is_empty() && self.holds.is_empty();
+            let quiet = self.quiet_until.filter(|_| is_silent);
+            let next = tokio::select! {
+                next = stream.next() => next,
+                () = sleep_until(quiet.unwrap_or_else(tokio::time::Instant::now)), if quiet.is_some() => {
+                    self.quiet_until = None;
+                    self.note_unclaimed().await;
+                    continue;
+                }
+            };
+            let Ok(Some(data)) = next else {
                 return Ok(StreamEnd::Lost);
             };
             if data == "[DONE]" {
@@ -180,7 +198,7 @@ impl<'a> ChatTurn<'a> {
             if let Some(about) = chunk.get("statehold") {
                 self.about = about.clone();
                 if text(about, "status") == "paused" && self.waits {
-                    self.print_pause(elements(about, "holds"), !told_back);
+                    self.print_pause(elements(about, "holds"), !told_back)?;
                     told_back = true;
                     if self.waits_for_this_user() {
                         return Ok(StreamEnd::Paused);
@@ -190,6 +208,22 @@ impl<'a> ChatTurn<'a> {
             let piece = chunk["choices"][0]["delta"]["content"].as_str();
             heard.push_str(piece.unwrap_or_default());
             self.print(&heard)?;
+        }
+    }
+
+    /// Says so if a request of this session waits for a worker.
+    async fn note_unclaimed(&self) {
+        let path = format!("/v1/sessions/{}/tree", self.session);
+        let Ok(tree) = self.client.get(&path).await else {
+            return;
+        };
+        let agents = queued_agents(elements(&tree.body, "tasks"));
+        if !agents.is_empty() {
+            let agents: Vec<&str> = agents.into_iter().collect();
+            self.output.note(&format!(
+                "no worker has claimed the request to {} yet; it waits until one does (Ctrl-C stops waiting)",
+                cell(&agents.join(", "))
+            ));
         }
     }
 
@@ -218,7 +252,7 @@ impl<'a> ChatTurn<'a> {
     }
 
     /// Announces each hold that the turn waits for, once.
-    fn print_pause(&mut self, holds: &[Value], is_back: bool) {
+    fn print_pause(&mut self, holds: &[Value], is_back: bool) -> anyhow::Result<()> {
         let known = |hold: &Value| self.holds.iter().any(|known| known["id"] == hold["id"]);
         let new: Vec<Value> = holds.iter().filter(|hold| !known(hold)).cloned().collect();
         if is_back {
@@ -228,49 +262,60 @@ impl<'a> ChatTurn<'a> {
                 .note(&format!("reconnected; still waiting for {aliases}"));
         }
         for hold in &new {
-            self.output.note(&self.pause_notice(hold));
+            self.output.note(&self.pause_notice(hold)?);
         }
-        let is_theirs = self.is_conversation && new.iter().all(is_question);
+        let is_theirs = self.is_conversation && new.iter().all(is_own_question);
         if !new.is_empty() && !is_theirs {
             let note = "(waiting; Ctrl-C stops waiting, the task stays paused)";
             self.output
                 .note(&format!("   {}", TextTone::Dim.paint(note)));
         }
         self.holds.extend(new);
+        Ok(())
     }
 
-    fn pause_notice(&self, hold: &Value) -> String {
-        let (alias, title) = (cell(text(hold, "alias")), cell(text(hold, "title")));
-        if is_question(hold) {
-            let message = hold["message"].as_str().map(printable);
-            let message = message.map_or_else(String::new, |message| format!("\n   {message}"));
+    fn pause_notice(&self, hold: &Value) -> anyhow::Result<String> {
+        let is_own_question = is_own_question(hold);
+        let hold: HoldInfo = read(hold)?;
+        let (id, title) = (cell(&hold.id), cell(&hold.title));
+        let message = hold.message.as_deref().map(printable);
+        let message = message.map_or_else(String::new, |message| format!("\n   {message}"));
+        if is_own_question {
             let how = if self.is_conversation {
                 "type the answer".to_owned()
             } else {
-                format!("answer with: statehold approvals respond {alias} \"…\"")
+                format!("answer with: statehold approvals respond {id} \"…\"")
             };
-            return format!("⏸ {title}{message}\n   hold {alias}; {how}");
+            return Ok(format!("⏸ {title}{message}\n   {how}"));
         }
-        let chain = hold["chain"].as_str().map(cell).unwrap_or_default();
-        let expires = hold["expires_at"].as_str();
+        let expires = hold.expires_at.as_deref();
         let expires = expires.map_or_else(String::new, |at| {
             format!(", expires {}", self.output.times.at_present().show(at))
         });
-        let verb = match text(hold, "kind") {
-            "approval" => "approve",
-            // Approving a reconcile hold runs the action again, so suggest to look at it first.
-            _ => "show",
+        let how = if hold.may_decide == Some(false) {
+            let why = hold.why_not.as_deref();
+            let why = why.map(|why| explain_why_not(why, hold.role.as_deref()));
+            why.unwrap_or_else(|| "another person must decide".to_owned())
+        } else {
+            let verb = suggested_command(&hold);
+            let confirm = match verb {
+                "approve" => confirm_option(&hold),
+                _ => String::new(),
+            };
+            format!("decide in another terminal:  statehold approvals {verb} {id}{confirm}")
         };
-        format!(
-            "⏸ This needs a person: {title}\n   {chain}       hold {alias}{expires}\n   decide in another \
-             terminal:  statehold approvals {verb} {alias}"
-        )
+        Ok(format!(
+            "⏸ This needs a person: {title}{message}\n   {}       hold {}{expires}\n   {}",
+            cell(&hold.chain),
+            cell(&hold.alias),
+            how
+        ))
     }
 
-    /// Whether every open hold is a question that this user can answer by typing.
+    /// Whether every open hold is a question that this user may answer by typing.
     fn waits_for_this_user(&self) -> bool {
         let open = elements(&self.about, "holds");
-        self.is_conversation && !open.is_empty() && open.iter().all(is_question)
+        self.is_conversation && !open.is_empty() && open.iter().all(is_own_question)
     }
 
     async fn finish(self, over: &StreamEnd) -> anyhow::Result<TurnEnd> {
@@ -332,8 +377,23 @@ impl<'a> ChatTurn<'a> {
     }
 }
 
-fn is_question(hold: &Value) -> bool {
-    text(hold, "kind") == "question"
+/// Whether a hold is a question that this user may answer.
+fn is_own_question(hold: &Value) -> bool {
+    text(hold, "kind") == "question" && hold["may_decide"] == true
+}
+
+/// The agents whose requests no worker has claimed, in a tree.
+fn queued_agents(tasks: &[Value]) -> BTreeSet<&str> {
+    let mut agents = BTreeSet::new();
+    for task in tasks {
+        for request in elements(task, "requests") {
+            if text(request, "status") == "queued" {
+                agents.insert(text(task, "agent"));
+            }
+            agents.extend(queued_agents(elements(request, "tasks")));
+        }
+    }
+    agents
 }
 
 /// Whether a retry can help.
