@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use statehold_engine::Credential;
 
 use crate::http::{EndpointError, HttpPool, RetryBudget, ServiceRequest};
+use crate::spec::SecretHeader;
 
 pub(crate) use read::read_answer;
 pub(crate) use reply::{ChatReply, RawToolCall, TokenUsage, is_usable_id, opaque_id};
@@ -29,6 +30,8 @@ pub(crate) struct ChatEndpoint {
     pub(crate) model: String,
     /// Bearer credential, unless the call sets its own header.
     pub(crate) credential: Option<Credential>,
+    /// Headers of every call. Those of one call come first.
+    pub(crate) headers: Vec<SecretHeader>,
     /// Timeout of a call, all retries included.
     pub(crate) timeout: Duration,
     /// Number of retries before the first text of an answer.
@@ -90,7 +93,9 @@ impl ChatClient {
             call,
         };
         let path = ["chat", "completions"];
+        let own: Vec<_> = endpoint.headers.iter().map(SecretHeader::pair).collect();
         let request = ServiceRequest::new(&endpoint.base_url, &path, endpoint.credential.as_ref())?
+            .with_headers(&own)
             .with_headers(&call.headers)
             .accepting_stream(call.stream)
             .with_json(&body);

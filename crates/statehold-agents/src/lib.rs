@@ -22,3 +22,5 @@ pub mod sse;
 mod tls;
 mod tool_policy;
 mod turn;
+
+pub use secrets::is_named_secret;

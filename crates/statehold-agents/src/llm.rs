@@ -7,6 +7,7 @@
 mod call_check;
 pub(crate) mod model_messages;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -28,6 +29,9 @@ use crate::spec::LlmSpec;
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 use call_check::{CallChecker, RefusedCalls};
 use model_messages::{ModelMessages, with_files};
+
+/// Tool servers that could not be asked for their tools in a turn, with the reasons.
+type LeftOutServers = BTreeMap<Name, String>;
 
 /// A model with tools.
 pub(crate) struct LlmAgent {
@@ -57,20 +61,26 @@ impl LlmAgent {
         conversation: &ModelMessages,
         toolbox: &mut Toolbox,
         refused: &RefusedCalls,
-        draft: &mut DraftWriter,
+        (draft, left_out): (&mut DraftWriter, &mut LeftOutServers),
     ) -> Result<(ModelReply, Option<Vec<Raw>>), TurnError> {
         let (engine, agent) = (run.engine.clone(), run.spec.name.clone());
         let mut complete_arguments = None;
         draft.begin_message();
         let work = async {
-            let tools = toolbox.refresh_tools().await;
-            let tools = tools.map_err(|error| tools_unavailable(&error))?;
+            let listing = toolbox.refresh_tools().await;
+            let tools = &listing.tools;
+            for (server, error) in &listing.missing {
+                if tools.is_empty() {
+                    return Err(tools_unavailable(error));
+                }
+                left_out.insert(server.clone(), error.to_string());
+            }
             let mut messages = Vec::with_capacity(conversation.messages().len() + 1);
             messages.push(self.prompt.clone());
             messages.extend_from_slice(conversation.messages());
             let request = CompletionRequest {
                 messages,
-                extra: offered_tools(&tools),
+                extra: offered_tools(tools),
                 stream: true,
                 ..CompletionRequest::default()
             };
@@ -86,7 +96,7 @@ impl LlmAgent {
             let checker = CallChecker {
                 engine: &engine,
                 agent: &agent,
-                tools: &tools,
+                tools,
                 refused,
             };
             let (tool_calls, arguments) = checker.check_all(reply.tool_calls);
@@ -154,12 +164,19 @@ impl Agent for LlmAgent {
         let mut toolbox = Toolbox::new(Arc::clone(&self.tools), self.spec.tool_servers.clone());
         let mut draft = DraftWriter::of(run);
         let mut refused = RefusedCalls::new();
+        let mut servers_left_out = LeftOutServers::new();
         let (mut calls, mut tokens) = (0, 0_u64);
         let mut texts: Vec<String> = Vec::new();
         loop {
             self.require_budget(&agent, calls, tokens)?;
             let (model_reply, complete_arguments) = self
-                .call_model(run, &conversation, &mut toolbox, &refused, &mut draft)
+                .call_model(
+                    run,
+                    &conversation,
+                    &mut toolbox,
+                    &refused,
+                    (&mut draft, &mut servers_left_out),
+                )
                 .await?;
             calls += 1;
             tokens = tokens.saturating_add(model_reply.tokens);
@@ -171,6 +188,10 @@ impl Agent for LlmAgent {
                 let digest = Digest::sha256(self.spec.prompt.as_bytes());
                 let prompt = TraceNote::new("prompt", &json!({"digest": digest}));
                 answer.notes.push(prompt);
+                if !servers_left_out.is_empty() {
+                    let note = TraceNote::new("tools_left_out", &servers_left_out);
+                    answer.notes.push(note);
+                }
                 answer.notes.extend(left_out_note(left_out, is_cut));
                 return Ok(answer);
             }

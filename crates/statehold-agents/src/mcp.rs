@@ -85,10 +85,19 @@ impl CallMeta {
     }
 }
 
-/// The declared tool servers, with the connections in use. Dropping it ends the programs that it
-/// started.
+/// The tools of some servers.
+#[derive(Debug, Default)]
+pub(crate) struct ToolList {
+    /// The tools, under unique names.
+    pub(crate) tools: Vec<McpTool>,
+    /// The servers that could not be asked: their tools are left out.
+    pub(crate) missing: BTreeMap<Name, ToolError>,
+}
+
+/// The declared tool servers, with the connections in use. Dropping the last copy of a server ends the
+/// program that it started.
 pub(crate) struct ToolServers {
-    servers: BTreeMap<Name, DeclaredServer>,
+    servers: BTreeMap<Name, Arc<DeclaredServer>>,
     http: OnceLock<Option<McpHttpClient>>,
 }
 
@@ -118,11 +127,16 @@ struct ReachedConnection {
 }
 
 impl ToolServers {
-    pub(crate) fn new(book: &AgentBook) -> Self {
+    /// The servers of a book. Servers whose declaration is the same as in `before` keep their connections.
+    pub(crate) fn new(book: &AgentBook, before: Option<&Self>) -> Self {
         let servers = book.tool_servers.iter().map(|(name, spec)| {
-            let server = DeclaredServer {
-                spec: spec.clone(),
-                slot: tokio::sync::Mutex::default(),
+            let known = before.and_then(|before| before.servers.get(name));
+            let server = match known.filter(|known| known.spec == *spec) {
+                Some(known) => Arc::clone(known),
+                None => Arc::new(DeclaredServer {
+                    spec: spec.clone(),
+                    slot: tokio::sync::Mutex::default(),
+                }),
             };
             (name.clone(), server)
         });
@@ -133,12 +147,22 @@ impl ToolServers {
     }
 
     /// Lists the tools of some servers. Makes duplicate names unique.
-    pub(crate) async fn tools(&self, servers: &[Name]) -> Result<Vec<McpTool>, ToolError> {
+    pub(crate) async fn tools(&self, servers: &[Name]) -> ToolList {
         // Wait for all servers, even if one fails: a program that starts slowly must not be killed
         // because another server is down.
         let listings = join_all(servers.iter().map(|name| self.list_server(name))).await;
-        let listings: Result<Vec<_>, _> = listings.into_iter().collect();
-        Ok(listing::offered_tools(&listings?, self.servers.keys()))
+        let mut missing = BTreeMap::new();
+        let mut listed = Vec::new();
+        for (name, listing) in servers.iter().zip(listings) {
+            match listing {
+                Ok(tools) => listed.push(tools),
+                Err(error) => drop(missing.insert(name.clone(), error)),
+            }
+        }
+        ToolList {
+            tools: listing::offered_tools(&listed, self.servers.keys()),
+            missing,
+        }
     }
 
     /// Calls a tool. An error reported by the tool itself is a reply, not an error.
@@ -182,11 +206,13 @@ impl ToolServers {
         }
     }
 
-    /// Closes all connections, and waits until the programs have ended.
+    /// Closes the connections of all servers that no later declaration uses, and waits until their programs
+    /// have ended.
     pub(crate) async fn close(self) {
         let connections = self
             .servers
             .into_values()
+            .filter_map(Arc::into_inner)
             .filter_map(|server| server.slot.into_inner().connection)
             .filter_map(Arc::into_inner)
             .map(|connection| connection.close(CLOSE_MAX));
@@ -194,7 +220,7 @@ impl ToolServers {
     }
 
     fn server(&self, name: &Name) -> Result<&DeclaredServer, ToolError> {
-        let server = self.servers.get(name);
+        let server = self.servers.get(name).map(Arc::as_ref);
         server.ok_or_else(|| ToolError::undeclared_server(name.clone()))
     }
 

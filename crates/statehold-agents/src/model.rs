@@ -89,6 +89,7 @@ impl ModelClient {
             base_url: spec.base_url.clone(),
             model: spec.model.clone(),
             credential: spec.credential.clone(),
+            headers: spec.headers.clone(),
             timeout: spec.timeout,
             retries: spec.retries,
         };

@@ -122,7 +122,10 @@ impl Runner {
     /// If the store fails, or a declaration is invalid. The current declarations stay active.
     pub async fn prepare(&self, book: Arc<AgentBook>) -> Result<PreparedAgents, RunnerError> {
         let shared = &self.shared;
-        let tools = Arc::new(ToolServers::new(&book));
+        let active = shared.active().clone();
+        let before = active.as_ref().map(|active| active.tools());
+        let tools = Arc::new(ToolServers::new(&book, before));
+        drop(active);
         let (mut local_agents, mut new) = (BTreeMap::new(), BTreeMap::new());
         for (name, spec) in &book.agents {
             let known = shared.resources(name);

@@ -9,8 +9,8 @@ const LINE_BYTES_MIN: usize = 8;
 const SECRET_PARTS: [&str; 6] = ["TOKEN", "SECRET", "KEY", "PASS", "CREDENTIAL", "COOKIE"];
 const SECRET_WORDS: [&str; 4] = ["AUTH", "DSN", "PAT", "PWD"];
 
-/// Whether the name of an environment variable marks a secret.
-pub(crate) fn is_named_secret(name: &str) -> bool {
+/// Whether the name of an environment variable, or of a parameter in a URL, marks a secret.
+pub fn is_named_secret(name: &str) -> bool {
     let upper = name.to_uppercase();
     let mut words = upper.split('_');
     // `PWD` is the working directory.

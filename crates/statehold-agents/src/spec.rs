@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::{HeaderName, HeaderValue};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::{Digest, canonical_bytes};
@@ -136,6 +137,34 @@ pub enum ChatDefault {
     Stateful,
 }
 
+/// A header of every call to a service, with a value that is kept secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretHeader {
+    /// The name.
+    pub name: HeaderName,
+    /// The value. It fits into a header.
+    value: Credential,
+}
+
+impl SecretHeader {
+    /// None if the value does not fit into a header.
+    pub fn new(name: HeaderName, value: Credential) -> Option<Self> {
+        HeaderValue::from_str(value.expose()).ok()?;
+        Some(Self { name, value })
+    }
+
+    fn expose(&self) -> &str {
+        self.value.expose()
+    }
+
+    /// The header as it is sent. Its value is redacted if the service repeats it.
+    pub(crate) fn pair(&self) -> (HeaderName, HeaderValue) {
+        let mut value = HeaderValue::from_str(self.expose()).expect("it was checked before");
+        value.set_sensitive(true);
+        (self.name.clone(), value)
+    }
+}
+
 /// A service behind chat completions.
 #[derive(Debug)]
 pub struct OpenaiSpec {
@@ -145,6 +174,8 @@ pub struct OpenaiSpec {
     pub model: String,
     /// Credential, unless the caller sends one.
     pub credential: Option<Credential>,
+    /// Further headers of every call.
+    pub headers: Vec<SecretHeader>,
     /// Which side stores the history.
     pub memory: ChatMemory,
 }
@@ -168,6 +199,8 @@ pub struct ConversationsSpec {
     pub base_url: String,
     /// Credential, unless the caller sends one.
     pub credential: Option<Credential>,
+    /// Further headers of every call.
+    pub headers: Vec<SecretHeader>,
 }
 
 /// A model with tools.
@@ -251,6 +284,8 @@ pub struct ModelSpec {
     pub model: String,
     /// Bearer credential.
     pub credential: Option<Credential>,
+    /// Further headers of every call.
+    pub headers: Vec<SecretHeader>,
     /// Timeout of one call.
     pub timeout: Duration,
     /// Number of retries before the first text of an answer.
@@ -273,11 +308,16 @@ pub struct ToolServerSpec {
 impl ToolServerSpec {
     /// Values to redact if the server repeats them in an error.
     pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
-        let (credential, variables) = match &self.transport {
-            ToolTransport::Http { credential, .. } => (credential.as_ref(), &[][..]),
-            ToolTransport::Command { environment, .. } => (None, environment.as_slice()),
+        let (credential, headers, variables) = match &self.transport {
+            ToolTransport::Http {
+                credential,
+                headers,
+                ..
+            } => (credential.as_ref(), headers.as_slice(), &[][..]),
+            ToolTransport::Command { environment, .. } => (None, &[][..], environment.as_slice()),
         };
-        let values = variables.iter().map(|(_, value)| value.expose());
+        let variables = variables.iter().map(|(_, value)| value.expose());
+        let values = headers.iter().map(SecretHeader::expose).chain(variables);
         // Skip short values: not every variable is a secret, and short texts appear in many messages.
         let values = values.filter(|value| value.len() >= SECRET_BYTES_MIN);
         credential.map(Credential::expose).into_iter().chain(values)
@@ -287,8 +327,17 @@ impl ToolServerSpec {
     /// password. A model needs the others, such as paths, as they are.
     pub(crate) fn reply_redactor(&self) -> SecretRedactor {
         let values: Vec<&str> = match &self.transport {
-            ToolTransport::Http { credential, .. } => {
-                credential.iter().map(Credential::expose).collect()
+            ToolTransport::Http {
+                credential,
+                headers,
+                ..
+            } => {
+                let headers = headers.iter().map(SecretHeader::expose);
+                credential
+                    .iter()
+                    .map(Credential::expose)
+                    .chain(headers)
+                    .collect()
             }
             ToolTransport::Command { environment, .. } => {
                 let values = environment
@@ -317,6 +366,8 @@ pub enum ToolTransport {
         url: String,
         /// Bearer credential.
         credential: Option<Credential>,
+        /// Further headers of every call.
+        headers: Vec<SecretHeader>,
     },
     /// As a program that this server starts.
     Command {

@@ -9,6 +9,7 @@ pub(super) fn endpoint(base_url: String) -> ChatEndpoint {
         base_url,
         model: "general-purpose-agent".to_owned(),
         credential: None,
+        headers: Vec::new(),
         timeout: Duration::from_secs(30),
         retries: 0,
     }

@@ -12,7 +12,7 @@ use super::pause::RemotePause;
 use super::shared::{self, ExportedState, SharedContext};
 use super::state::StateRules;
 use super::{RECREATED, call_headers};
-use crate::chat::ChatReply;
+use crate::chat::{ChatReply, is_usable_id};
 use crate::message::{AgentMessage, raw, tool_call};
 use crate::spec::AgentSpec;
 use crate::turn::{TraceNote, TurnAnswer, TurnError};
@@ -83,10 +83,18 @@ impl AgentReply {
         }
     }
 
-    /// The session that the agent replied in.
-    pub(super) fn session<'a>(&'a self, paused: Option<&'a RemotePause>) -> Option<&'a str> {
-        let named = call_headers::session_of(&self.ids);
-        named.or_else(|| paused.and_then(|paused| paused.session.as_deref()))
+    /// The session that the agent replied in: of the header, or of the body, because proxies rename headers.
+    pub(super) fn session(&self) -> Option<String> {
+        #[derive(Deserialize)]
+        struct AnsweredIn {
+            session: Option<String>,
+        }
+        let named = call_headers::session_of(&self.ids).map(str::to_owned);
+        named.or_else(|| {
+            let body: AnsweredIn = serde_json::from_str(self.statehold.as_ref()?.get()).ok()?;
+            let fits = |id: &String| is_usable_id(id) && id.bytes().all(|b| b.is_ascii_graphic());
+            body.session.filter(fits)
+        })
     }
 
     /// Builds the turn's answer. `gives_back`: store the state for the next call. `tells_calls`:

@@ -31,7 +31,7 @@ use crate::conversations::{
 use crate::http::{EndpointError, HttpPool};
 use crate::message::{AgentMessage, raw};
 use crate::runner::{AgentRun, StepExtras, StepKind};
-use crate::spec::ConversationsSpec;
+use crate::spec::{ConversationsSpec, SecretHeader};
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 
 /// Name of this gateway in the private state.
@@ -153,10 +153,12 @@ impl ConversationsAgent {
     }
 
     fn client(&self, run: &AgentRun, retries: u32) -> ConversationsClient {
+        let mut headers = call_headers::origin_headers(run.request.ids);
+        headers.extend(self.spec.headers.iter().map(SecretHeader::pair));
         let endpoint = ConversationsEndpoint {
             base_url: self.spec.base_url.clone(),
             credential: run.credential.clone().or(self.spec.credential.clone()),
-            headers: call_headers::origin_headers(run.request.ids),
+            headers,
             timeout: run.spec.timeout,
             retries,
         };

@@ -193,6 +193,7 @@ impl OpenaiAgent {
             base_url: self.spec.base_url.clone(),
             model: self.spec.model.clone(),
             credential: run.credential.clone().or(self.spec.credential.clone()),
+            headers: self.spec.headers.clone(),
             timeout: run.spec.timeout,
             retries: run.spec.retries,
         };
@@ -264,7 +265,7 @@ impl OpenaiAgent {
             }
             let mut private = None;
             if let MemoryMode::Remote(remote) = mode {
-                let known = remote.answered_in(agent_reply.session(paused.as_ref()))?;
+                let known = remote.answered_in(agent_reply.session().as_deref())?;
                 private =
                     (known.generation != remote.generation).then(|| known.to_record(here.session));
                 agent_reply.remote = Some(known);
@@ -481,8 +482,8 @@ impl RemoteSession {
             (Some(answered), Some(known)) if answered == known => Ok(self.clone()),
             (None, Some(_)) => Ok(self.clone()),
             (None, None) => {
-                let message = "the agent names no session (header x-statehold-session), so it \
-                               would remember nothing; declare it with memory = \"restore\"";
+                let message = "the agent names no session (header x-statehold-session, or \
+                               statehold.session in the body), so it would remember nothing; declare it with memory = \"restore\"";
                 Err(TurnError::failed("agent_names_no_session", message))
             }
             (Some(answered), _) => Ok(Self {

@@ -34,8 +34,6 @@ const UNNAMED_ACTION: &str = "remote_action";
 pub(super) struct RemotePause {
     #[serde(default)]
     holds: Vec<RemoteHold>,
-    /// The agent's session.
-    pub(super) session: Option<String>,
 }
 
 /// One hold of a remote agent.

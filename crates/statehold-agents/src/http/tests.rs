@@ -4,6 +4,7 @@ use statehold_fakes::{FakeService, ScriptedResponse, send};
 
 use super::*;
 use crate::chat::{ChatClient, ChatEndpoint, CompletionRequest};
+use crate::spec::SecretHeader;
 
 const SECRET: &str = "sk-very-secret-1234";
 const OTHER: &str = "another-secret-5678";
@@ -17,6 +18,7 @@ fn endpoint(server: &FakeService) -> ChatEndpoint {
         base_url: server.url("/v1"),
         model: "m".to_owned(),
         credential: credential(SECRET),
+        headers: Vec::new(),
         timeout: Duration::from_secs(30),
         retries: 0,
     }
@@ -66,6 +68,30 @@ async fn a_credential_is_sent_and_shown_to_nobody() {
         assert!(shown.contains('…'), "{shown}");
         assert!(!shown.contains(SECRET) && !shown.contains(OTHER), "{shown}");
     }
+}
+
+#[tokio::test]
+async fn headers_and_query_of_a_service_are_sent_and_the_values_shown_to_nobody() {
+    let repeated = format!("the key {OTHER} is wrong");
+    let server = FakeService::play(vec![ScriptedResponse::text(401, "text/plain", &repeated)]);
+    let server = server.await;
+    let name = HeaderName::from_static("api-key");
+    let header = SecretHeader::new(name, credential(OTHER).expect("a text"));
+    let endpoint = ChatEndpoint {
+        base_url: server.url("/v1?api-version=2"),
+        credential: None,
+        headers: header.into_iter().collect(),
+        ..endpoint(&server)
+    };
+    let client = ChatClient::new().expect("a client");
+    let result = client.chat(&endpoint, &call(Vec::new()), &mut |_| {}).await;
+    let error = result.expect_err("it is refused");
+    let seen = &server.seen()[0];
+    assert_eq!(seen.headers["api-key"], OTHER);
+    assert!(!seen.headers.contains_key("authorization"));
+    assert_eq!(seen.path, "/v1/chat/completions?api-version=2");
+    let shown = format!("{error} {error:?} {endpoint:?}");
+    assert!(!shown.contains(OTHER), "{shown}");
 }
 
 #[tokio::test]

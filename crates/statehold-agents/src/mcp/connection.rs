@@ -1,15 +1,17 @@
 //! One connection to a tool server: connecting, requests, and their failures.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use http::StatusCode;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig,
     ClientRequest, ErrorData, GetExtensions, Implementation, ListToolsRequest,
-    PaginatedRequestParams, ProtocolVersion, RequestMetaObject, ServerResult, SubscriptionFilter,
+    PaginatedRequestParams, ProgressNotificationParam, ProgressToken, ProtocolVersion,
+    RequestMetaObject, ServerResult, SubscriptionFilter,
 };
 use rmcp::service::{
     ClientInitializeError, ClientLifecycleMode, NotificationContext, PeerRequestOptions,
@@ -29,7 +31,7 @@ use super::child::{self, ProgramLifecycle, SentFlag, StderrTail};
 use super::http::{ANSWER_BYTES_MAX, McpHttpClient, PostError};
 use super::listing::{TOOLS_MAX, accept_tool};
 use crate::http::redact_and_clip;
-use crate::spec::{ToolServerSpec, ToolTransport};
+use crate::spec::{SecretHeader, ToolServerSpec, ToolTransport};
 
 /// How long a tool list is cached.
 const LISTING_AGE_MAX: Duration = Duration::from_secs(30);
@@ -37,6 +39,8 @@ const LISTING_AGE_MAX: Duration = Duration::from_secs(30);
 const PAGES_MAX: usize = TOOLS_MAX;
 /// Most concurrent calls to one server over HTTP.
 const CALLS_MAX: usize = 256;
+/// How long a call may take beyond its timeout while the server reports progress.
+const PROGRESS_MAX: Duration = Duration::from_hours(1);
 /// Timeout for sending a cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 /// Most attempts to reopen a notification stream. After that, lists expire by age only.
@@ -57,12 +61,16 @@ pub(super) enum McpFailure {
     Unclear(String),
 }
 
+/// When the server last reported progress of each request in flight. None if it has not.
+type LastProgress = Mutex<HashMap<ProgressToken, Option<Instant>>>;
+
 /// Handles notifications of a server. This client offers no capabilities: no sampling, no roots, no
 /// elicitation.
 #[derive(Debug, Default)]
 struct ChangeListener {
     /// Number of `tools/list_changed` notifications.
     changes: Arc<AtomicU64>,
+    progress: Arc<LastProgress>,
 }
 
 impl ClientHandler for ChangeListener {
@@ -74,6 +82,17 @@ impl ClientHandler for ChangeListener {
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
         self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    async fn on_progress(
+        &self,
+        params: ProgressNotificationParam,
+        _context: NotificationContext<RoleClient>,
+    ) {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = progress.get_mut(&params.progress_token) {
+            *last = Some(Instant::now());
+        }
     }
 }
 
@@ -283,18 +302,25 @@ impl McpConnection {
             Ok(Err(_)) => return Err(McpFailure::Gone { sent: false }),
             Err(_) => return Err(McpFailure::Slow { sent: false }),
         };
+        let progress = ProgressWatch::new(&self.service.service().progress, &handle);
         let mut pending = PendingAnswer(Some(handle));
         let handle = pending.0.as_mut().expect("it was put there just now");
         // Over HTTP, the library does not report whether a request was sent, so assume it was.
         let may_have_been_sent = || self.lifecycle.is_none() || sent.is_sent();
-        let answer = tokio::select! {
-            biased;
-            answer = &mut handle.rx => answer.ok(),
-            () = self.wait_for_end_of_output() => None,
-            () = tokio::time::sleep_until(deadline) => {
+        let (mut deadline, last) = (deadline, deadline + PROGRESS_MAX);
+        let answer = loop {
+            tokio::select! {
+                biased;
+                answer = &mut handle.rx => break answer.ok(),
+                () = self.wait_for_end_of_output() => break None,
+                () = tokio::time::sleep_until(deadline) => {}
+            }
+            let next = progress.last().map(|at| (at + self.spec.timeout).min(last));
+            let Some(next) = next.filter(|next| *next > deadline) else {
                 let sent = may_have_been_sent();
                 return Err(McpFailure::Slow { sent });
-            }
+            };
+            deadline = next;
         };
         pending.0 = None;
         match answer {
@@ -312,6 +338,34 @@ impl McpConnection {
             Some(lifecycle) => lifecycle.wait_for_end_of_output().await,
             None => std::future::pending().await,
         }
+    }
+}
+
+/// Watches the progress of one request, until it is dropped.
+struct ProgressWatch<'a> {
+    progress: &'a LastProgress,
+    token: ProgressToken,
+}
+
+impl<'a> ProgressWatch<'a> {
+    fn new(progress: &'a LastProgress, handle: &RequestHandle<RoleClient>) -> Self {
+        let token = handle.progress_token.clone();
+        let mut all = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(token.clone(), None);
+        drop(all);
+        Self { progress, token }
+    }
+
+    fn last(&self) -> Option<Instant> {
+        let all = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&self.token).copied().flatten()
+    }
+}
+
+impl Drop for ProgressWatch<'_> {
+    fn drop(&mut self) {
+        let mut all = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&self.token);
     }
 }
 
@@ -338,7 +392,11 @@ async fn open(
 ) -> Result<(McpService, Option<ProgramLifecycle>), McpFailure> {
     let listener = ChangeListener::default();
     match &spec.transport {
-        ToolTransport::Http { url, credential } => {
+        ToolTransport::Http {
+            url,
+            credential,
+            headers,
+        } => {
             let client = http.get_or_init(McpHttpClient::new).clone();
             let client = client.ok_or(McpFailure::Gone { sent: false })?;
             let client = client.opening_within(spec.timeout);
@@ -353,6 +411,7 @@ async fn open(
             if let Some(credential) = credential {
                 config = config.auth_header(credential.expose());
             }
+            config = config.custom_headers(headers.iter().map(SecretHeader::pair).collect());
             let transport = StreamableHttpClientTransport::with_client(client, config);
             let service = serve_client_with_lifecycle(listener, transport, handshake).await;
             let service = service.map_err(|error| connect_failure(spec, error, None))?;

@@ -83,8 +83,8 @@ impl ToolReply {
         }
     }
 
-    /// Text for the model: the text parts, which repeat the structured content if there is any; other
-    /// parts as JSON.
+    /// Text for the model: the text parts, which repeat the structured content if there is any; a sentence
+    /// about each image and sound, which a model cannot read as text; other parts as JSON.
     pub(crate) fn for_model(&self) -> String {
         let Value::Object(members) = &self.content else {
             return match &self.content {
@@ -99,9 +99,22 @@ impl ToolReply {
             .map(str::to_owned)
             .into_iter()
             .chain(structured.map(Value::to_string))
-            .chain(parts.into_iter().flatten().map(Value::to_string));
+            .chain(parts.into_iter().flatten().map(part_text));
         lines.collect::<Vec<_>>().join("\n")
     }
+}
+
+/// A part that is not text, for the model.
+fn part_text(part: &Value) -> String {
+    let resource = part.get("resource").unwrap_or(part);
+    let data = resource.get("data").or(resource.get("blob"));
+    let Some(data) = data.and_then(Value::as_str) else {
+        return part.to_string();
+    };
+    let kind = resource["mimeType"].as_str().unwrap_or("unknown type");
+    // Four characters of base64 are three bytes.
+    let bytes = data.len() / 4 * 3;
+    format!("[The tool returned data of {kind}, about {bytes} bytes, which is not shown here.]")
 }
 
 /// Parts that were cut to fit.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use statehold_core::name::Name;
 
-use super::{CallMeta, McpTool, ToolError, ToolReply, ToolServers};
+use super::{CallMeta, McpTool, ToolError, ToolList, ToolReply, ToolServers};
 use crate::spec::{AgentBook, ToolServerSpec, ToolTransport};
 
 mod bench;
@@ -55,10 +55,21 @@ fn declared_servers(
         };
         (name(server), Arc::new(spec))
     });
-    ToolServers::new(&AgentBook {
+    let book = AgentBook {
         tool_servers: specs.collect::<BTreeMap<_, _>>(),
         ..AgentBook::default()
-    })
+    };
+    ToolServers::new(&book, None)
+}
+
+impl ToolList {
+    /// The tools, if every server could be asked.
+    fn all(self) -> Result<Vec<McpTool>, ToolError> {
+        match self.missing.into_values().next() {
+            Some(error) => Err(error),
+            None => Ok(self.tools),
+        }
+    }
 }
 
 fn servers(declared: impl IntoIterator<Item = (&'static str, ToolTransport)>) -> ToolServers {
@@ -66,7 +77,7 @@ fn servers(declared: impl IntoIterator<Item = (&'static str, ToolTransport)>) ->
 }
 
 async fn tool(servers: &ToolServers, server: &str, tool: &str) -> McpTool {
-    let tools = servers.tools(&[name(server)]).await.expect("tools");
+    let tools = servers.tools(&[name(server)]).await.all().expect("tools");
     let found = tools.into_iter().find(|found| found.original == tool);
     found.expect("the tool is listed")
 }

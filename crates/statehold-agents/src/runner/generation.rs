@@ -209,6 +209,10 @@ impl Generation {
         }
     }
 
+    pub(super) fn tools(&self) -> &ToolServers {
+        &self.tools
+    }
+
     /// Starts to claim requests. From now on the engine hands new requests to this generation.
     pub(super) fn start_claiming(self: &Arc<Self>) {
         for (name, local) in &self.agents {

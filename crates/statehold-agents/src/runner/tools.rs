@@ -25,13 +25,13 @@ use statehold_engine::{EngineError, HoldDetail};
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
 use super::run::{AgentRun, CommitPhase, StepExtras};
-use crate::mcp::{McpTool, NoAnswer, ToolError, ToolServers};
+use crate::mcp::{McpTool, NoAnswer, ToolList, ToolServers};
 use crate::message::raw;
 use crate::model::RequestedCall;
 use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
 
-use execute::{ReleasedCall, ToolListing, ToolRunResult};
+use execute::{ReleasedCall, ToolRunResult};
 use person::CallDecision;
 pub(crate) use person::render_for_model;
 
@@ -43,7 +43,7 @@ const POLICY_CHECKS_MAX: usize = 5;
 pub(crate) struct Toolbox {
     servers: Arc<ToolServers>,
     names: Vec<statehold_core::name::Name>,
-    listed: Option<Arc<Vec<McpTool>>>,
+    listed: Option<Arc<ToolList>>,
 }
 
 impl Toolbox {
@@ -56,26 +56,22 @@ impl Toolbox {
     }
 
     /// Lists the tools again, because a tool call may have changed the list.
-    pub(crate) async fn refresh_tools(&mut self) -> Result<Arc<Vec<McpTool>>, ToolError> {
+    pub(crate) async fn refresh_tools(&mut self) -> Arc<ToolList> {
         self.listed = None;
         self.tools().await
     }
 
-    pub(crate) async fn tools(&mut self) -> Result<Arc<Vec<McpTool>>, ToolError> {
+    pub(crate) async fn tools(&mut self) -> Arc<ToolList> {
         if let Some(listed) = &self.listed {
-            return Ok(Arc::clone(listed));
+            return Arc::clone(listed);
         }
-        let listed = self.list().await?;
+        let listed = Arc::new(self.list().await);
         self.listed = Some(Arc::clone(&listed));
-        Ok(listed)
+        listed
     }
 
-    async fn list(&self) -> ToolListing {
-        let listed = match self.names.as_slice() {
-            [] => Vec::new(),
-            names => self.servers.tools(names).await?,
-        };
-        Ok(Arc::new(listed))
+    async fn list(&self) -> ToolList {
+        self.servers.tools(&self.names).await
     }
 }
 
@@ -397,7 +393,7 @@ impl AgentRun {
         let listing = if runs {
             toolbox.tools().await
         } else {
-            Ok(Arc::default())
+            Arc::default()
         };
         let (listing, toolbox) = (&listing, &*toolbox);
         let settled = next
@@ -416,7 +412,7 @@ impl AgentRun {
         &self,
         one: &PendingCall<'_>,
         next: CallAction,
-        listing: &ToolListing,
+        listing: &Arc<ToolList>,
         toolbox: &Toolbox,
     ) -> Result<(ItemId, CallSettlement), TurnError> {
         let id = one.call.id;

@@ -36,6 +36,35 @@ fn play(sessions: &Sessions, seen: &SeenRequest) -> ScriptedResponse {
 }
 
 #[tokio::test]
+async fn a_session_that_only_the_body_names_is_used_too() -> Outcome {
+    let server = FakeService::start(|_| {
+        ScriptedResponse::json(
+            200,
+            &json!({
+                "choices": [{"message": {"role": "assistant", "content": "yes"}}],
+                "statehold": {"status": "completed", "session": "ses_7"},
+            }),
+        )
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    for said in ["one", "two"] {
+        assert_eq!(rig.turn(session, "far", said).await, "yes");
+    }
+    let seen = server.seen();
+    let told: Vec<_> = seen
+        .iter()
+        .map(|seen| seen.header("x-statehold-session"))
+        .collect();
+    assert_eq!(told, [Some("new"), Some("ses_7")]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_session_that_the_agent_named_is_used_and_only_new_messages_are_sent() -> Outcome {
     let sessions = Sessions::default();
     let played = Arc::clone(&sessions);

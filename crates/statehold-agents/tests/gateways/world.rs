@@ -24,6 +24,7 @@ pub(crate) fn chat(text: &str, server: &FakeService, memory: ChatMemory) -> Agen
         base_url: server.url("/v1"),
         model: format!("{text}-model"),
         credential: None,
+        headers: Vec::new(),
         memory,
     }));
     owned(agent(text, kind))
@@ -33,6 +34,7 @@ pub(crate) fn conversations(text: &str, server: &FakeService) -> AgentSpec {
     let kind = AgentKind::Conversations(Arc::new(ConversationsSpec {
         base_url: server.url("/v1"),
         credential: None,
+        headers: Vec::new(),
     }));
     owned(agent(text, kind))
 }

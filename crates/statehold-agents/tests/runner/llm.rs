@@ -60,6 +60,7 @@ pub(crate) fn model_spec(name_: &str, url: &str) -> Arc<ModelSpec> {
         base_url: url.to_owned(),
         model: "scripted".to_owned(),
         credential: None,
+        headers: Vec::new(),
         timeout: Duration::from_secs(20),
         retries: 0,
     })
@@ -91,6 +92,7 @@ pub(crate) fn assistant_book(model: &ScriptedModel, declared: &Declared) -> Agen
             transport: ToolTransport::Http {
                 url: url.clone(),
                 credential: None,
+                headers: Vec::new(),
             },
             timeout: declared.timeout,
         };
@@ -191,6 +193,44 @@ pub(crate) fn prompt_leads(model: &ScriptedModel) {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn a_dead_tool_server_leaves_its_tools_out_and_the_trace_says_so() -> Outcome {
+    let tools = ToolServer::start(vec![tool("weather")], |_| "sunny".to_owned()).await;
+    let gone = {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        format!("http://{}/mcp", closed.local_addr().expect("an address"))
+    };
+    let model =
+        ScriptedModel::start([calls(&[("c", "weather", json!({}))]), text("It is sunny.")]).await;
+    let declared = Declared {
+        tools: vec![("dead", gone.clone()), ("files", tools.url())],
+        ..Declared::plain()
+    };
+    let work = AtWork::start(&model, declared, Policies::default()).await;
+    completed(&work.turn("How is the weather?").await);
+    assert_eq!(tools.called().len(), 1);
+    let offered = &model.asked()[0]["tools"];
+    assert_eq!(offered.as_array().map(Vec::len), Some(1), "{offered}");
+    let all = work.everything().await;
+    assert!(
+        all.contains("tools_left_out") && all.contains("dead"),
+        "{all}"
+    );
+    work.end().await;
+
+    // With all of them dead the agent cannot work.
+    let model = ScriptedModel::start([]).await;
+    let declared = Declared {
+        tools: vec![("dead", gone)],
+        ..Declared::plain()
+    };
+    let work = AtWork::start(&model, declared, Policies::default()).await;
+    let failed = work.turn("How is the weather?").await;
+    assert_eq!(error(&failed)["code"], "tool_unreachable");
+    work.end().await;
+    Ok(())
 }
 
 #[tokio::test]

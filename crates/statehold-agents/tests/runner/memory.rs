@@ -250,6 +250,7 @@ fn routed_book(
         base_url: math.url("/v1"),
         model: "math".to_owned(),
         credential: None,
+        headers: Vec::new(),
         memory: ChatMemory::Restore,
     };
     let mut book = assistant_book(model, &Declared::with_tools(tools));

@@ -405,7 +405,8 @@ async fn programs_of_tools_end_with_the_last_turn_that_may_use_them_and_not_befo
     let place = directory.path().to_str().expect("a plain path").to_owned();
     let call = |tool: &str| calls(&[("c", tool, json!({}))]);
     let model = ScriptedModel::start([call("slow")]).await;
-    let declared = || {
+    // Another timeout is another declaration.
+    let declared = |timeout: Duration| {
         let plain = Declared {
             tools: vec![("program", String::new())],
             ..Declared::plain()
@@ -420,7 +421,7 @@ async fn programs_of_tools_end_with_the_last_turn_that_may_use_them_and_not_befo
                 environment: Vec::new(),
                 mark: None,
             },
-            timeout: PATIENCE,
+            timeout,
         };
         book.tool_servers.insert(name("program"), Arc::new(program));
         book
@@ -431,7 +432,7 @@ async fn programs_of_tools_end_with_the_last_turn_that_may_use_them_and_not_befo
         pids.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     let is_there = |pid: &str| std::path::Path::new("/proc").join(pid).exists();
-    let mut rig = Rig::with(declared(), Policies::default()).await;
+    let mut rig = Rig::with(declared(PATIENCE), Policies::default()).await;
     let runner = rig.runner().await;
     let session = rig.session("assistant").await;
     let slow = rig.ask(session, "assistant", "Slowly").await;
@@ -451,7 +452,7 @@ async fn programs_of_tools_end_with_the_last_turn_that_may_use_them_and_not_befo
     tokio::time::timeout(PATIENCE, commands)
         .await
         .expect("it takes too long");
-    rig.reload(&runner, declared()).await;
+    rig.reload(&runner, declared(PATIENCE * 2)).await;
     model.then([call("quick"), text("Quick.")]);
     let quick = rig.ask(session, "assistant", "Quickly").await;
     completed(&rig.ended(quick).await);
@@ -469,6 +470,15 @@ async fn programs_of_tools_end_with_the_last_turn_that_may_use_them_and_not_befo
     let gone = tokio::time::timeout(PATIENCE, gone).await;
     gone.expect("nobody needs the old one any more");
     assert!(is_there(&started[1]), "the new one is needed");
+    // The same declaration keeps its program, also after the old declaration has ended.
+    rig.reload(&runner, declared(PATIENCE * 2)).await;
+    for _ in 0..2 {
+        model.then([call("quick"), text("Quick.")]);
+        let quick = rig.ask(session, "assistant", "Quickly").await;
+        completed(&rig.ended(quick).await);
+    }
+    assert_eq!(pids(), started, "none was started");
+    assert!(is_there(&started[1]), "the program goes on");
     runner.stop().await;
     assert!(!is_there(&started[1]));
     rig.engine.shut_down().await;

@@ -140,6 +140,7 @@ fn echo_agent(service: &FakeService) -> Arc<statehold_agents::spec::AgentSpec> {
         base_url: service.url("/v1"),
         model: "echo".to_owned(),
         credential: None,
+        headers: Vec::new(),
         memory: ChatMemory::Restore,
     };
     agent("echo", AgentKind::Openai(Arc::new(spec)))

@@ -59,6 +59,7 @@ codes! {
     MethodNotAllowed = 405 "method_not_allowed" "Method not allowed";
     BodyTimeout = 408 "body_timeout" "Timeout while reading the body";
     NameTaken = 409 "name_taken" "Name already in use";
+    AgentBusy = 409 "agent_busy" "The agent waits for a person in this conversation";
     SessionClosed = 409 "session_closed" "The session is closed";
     RequestsLive = 409 "requests_live" "The session has live requests";
     TaskFinal = 409 "task_final" "The task has ended";

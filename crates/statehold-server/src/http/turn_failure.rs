@@ -24,6 +24,9 @@ impl From<FailedTurn> for Problem {
         let message = message.filter(|message| failed.sees_inside && !message.is_empty());
         let title = code.title();
         let detail = match message {
+            None if code == Code::AgentBusy => format!(
+                "{alias}: {title}; decide or cancel what it waits for, then send the message again"
+            ),
             Some(message) => format!("{alias}: {title}: {message}"),
             None => format!(
                 "{alias}: {title}; its trace says more, send the message again to begin another turn"
@@ -36,6 +39,7 @@ impl From<FailedTurn> for Problem {
 /// The problem for an error code that an agent failed with. None if the code is not about agents.
 pub(crate) fn agent_code(text: &str) -> Option<Code> {
     let codes = [
+        Code::AgentBusy,
         Code::AgentError,
         Code::AgentUnreachable,
         Code::AgentTimeout,
@@ -82,6 +86,20 @@ mod tests {
         let hidden = failure(Some(error), false);
         assert_eq!(hidden.code, "agent_timeout");
         assert!(!hidden.detail.contains("bob@secret"));
+    }
+
+    #[test]
+    fn an_agent_that_waits_for_a_person_is_a_conflict_that_says_what_to_do() {
+        let error = r#"{"code":"agent_busy","message":"it waits for a decision about “Pay?”"}"#;
+        for sees_inside in [false, true] {
+            let busy = failure(Some(error), sees_inside);
+            assert_eq!((busy.code, busy.status), ("agent_busy", 409));
+        }
+        let told = failure(Some(error), false).detail;
+        assert!(
+            told.contains("decide or cancel") && !told.contains("Pay?"),
+            "{told}"
+        );
     }
 
     #[test]

@@ -75,11 +75,13 @@ fn book() -> Arc<AgentBook> {
         base_url: "http://127.0.0.1:1/v1".to_owned(),
         model: "service".to_owned(),
         credential: None,
+        headers: Vec::new(),
         memory: ChatMemory::Restore,
     }));
     let archive = AgentKind::Conversations(Arc::new(ConversationsSpec {
         base_url: "http://127.0.0.1:1".to_owned(),
         credential: None,
+        headers: Vec::new(),
     }));
     let agents = [
         agent("helper", AgentKind::Worker, ChatDefault::Stateful),

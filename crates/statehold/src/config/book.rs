@@ -77,6 +77,7 @@ impl ConfigReader<'_> {
         let model = model.with_defaults();
         let variable = model.credential_env.as_ref();
         let credential = variable.and_then(|variable| self.credential(&place, variable));
+        let headers = self.headers(&place, model.headers.as_ref());
         let base_url = self.base_url(&place, model.base_url.as_ref(), "/chat/completions");
         let called = self.remote_model_name(&place, model.model.as_ref());
         Some(ModelSpec {
@@ -84,6 +85,7 @@ impl ConfigReader<'_> {
             base_url: base_url?,
             model: called?,
             credential,
+            headers,
             timeout: timeout(model.timeout_seconds),
             retries: retries(model.retries),
         })
@@ -111,13 +113,18 @@ impl ConfigReader<'_> {
                 ToolTransport::Http {
                     url: url.text().to_owned(),
                     credential,
+                    headers: self.headers(&place, server.headers.as_ref()),
                 }
             }
             (None, Some(command)) => {
-                if server.credential_env.is_some() {
+                let of_url = [
+                    ("credential_env", server.credential_env.is_some()),
+                    ("headers", server.headers.is_some()),
+                ];
+                for (setting, _) in of_url.into_iter().filter(|(_, is_set)| *is_set) {
                     let what = "is for servers with a url";
                     let hint = "name the variables that the program gets: env = [\"NAME\"]";
-                    self.add_mistake(format!("{place}.credential_env"), what, hint);
+                    self.add_mistake(format!("{place}.{setting}"), what, hint);
                 }
                 let variables = server.env.iter().flatten();
                 ToolTransport::Command {
@@ -285,10 +292,12 @@ impl ConfigReader<'_> {
         let memory = *declaration.memory.get_or_insert_default();
         let base_url = self.base_url(place, declaration.base_url.as_ref(), "/chat/completions");
         let model = self.remote_model_name(place, declaration.model.as_ref());
+        let headers = self.headers(place, declaration.headers.as_ref());
         Some(OpenaiSpec {
             base_url: base_url?,
             model: model?,
             credential,
+            headers,
             memory,
         })
     }
@@ -302,9 +311,11 @@ impl ConfigReader<'_> {
         declaration.timeout_seconds.get_or_insert(TIMEOUT_SECONDS);
         declaration.retries.get_or_insert(RETRIES);
         let base_url = self.base_url(place, declaration.base_url.as_ref(), "/conversations");
+        let headers = self.headers(place, declaration.headers.as_ref());
         Some(ConversationsSpec {
             base_url: base_url?,
             credential,
+            headers,
         })
     }
 
@@ -396,11 +407,16 @@ impl ConfigReader<'_> {
             self.add_missing(key, format!("{hint} {path}"));
             return None;
         };
-        if address.base().ends_with(path) {
+        let base = address.base();
+        if base
+            .split('?')
+            .next()
+            .is_some_and(|base| base.ends_with(path))
+        {
             let what = format!("ends with {path}, which is added by itself");
             self.add_mistake(key, &what, format!("leave {path} out"));
         }
-        Some(address.base().to_owned())
+        Some(base)
     }
 
     /// The name of a model at its service.

@@ -21,10 +21,19 @@ const TOOLS: &str = "tools";
 
 /// Settings whose value is a table: a JSON Schema.
 const SCHEMAS: [&str; 2] = ["approval_if", "state_schema"];
+/// The setting whose value is a table of headers.
+const HEADERS: &str = "headers";
 /// Settings whose text is only for a model.
 const PROMPTS: [&str; 3] = ["answer_prompt", "prompt", "routing_prompt"];
 /// Settings that may hold a misplaced secret.
-const DELICATE: [&str; 5] = ["base_url", "command", "credential_env", "env", "url"];
+const DELICATE: [&str; 6] = [
+    "base_url",
+    "command",
+    "credential_env",
+    "env",
+    "headers",
+    "url",
+];
 
 /// The classification of a key.
 pub(super) enum NamedKey {
@@ -101,7 +110,10 @@ fn settings(section: &str, name: &str, tool: Option<&str>) -> Vec<String> {
 pub(super) fn is_value(steps: &[String], table: &Table) -> bool {
     match steps {
         [section, _] => table.is_empty() && [AGENTS, MODELS, TOOL_SERVERS].contains(&&**section),
-        [section, _, setting] => section == AGENTS && SCHEMAS.contains(&&**setting),
+        [section, _, setting] => {
+            let has_headers = [AGENTS, MODELS, TOOL_SERVERS].contains(&&**section);
+            has_headers && setting == HEADERS || section == AGENTS && SCHEMAS.contains(&&**setting)
+        }
         [section, _, tools, _, setting] => {
             section == AGENTS && tools == TOOLS && SCHEMAS.contains(&&**setting)
         }

@@ -8,7 +8,8 @@ use statehold_core::name::Name;
 use statehold_core::task::CloseOn;
 
 use super::values::{
-    BoundedNumber, MessagePattern, NonEmptyText, SchemaTable, ServiceUrl, SessionStateKey,
+    BoundedNumber, MessagePattern, NonEmptyText, SchemaTable, ServiceHeaders, ServiceUrl,
+    SessionStateKey,
 };
 
 /// The kind of an agent.
@@ -77,6 +78,7 @@ pub(crate) struct AgentDeclaration {
     pub(super) close_on: Option<CloseOn>,
     pub(super) description: Option<NonEmptyText>,
     pub(super) export: Option<Vec<SessionStateKey>>,
+    pub(super) headers: Option<ServiceHeaders>,
     pub(super) import: Option<Vec<SessionStateKey>>,
     pub(super) keep_pairs: Option<JsonCount<0>>,
     pub(super) kind: Option<DeclaredKind>,
@@ -130,7 +132,7 @@ pub(super) struct RuleTable {
 use DeclaredKind::{Conversations, Llm, Openai, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 28] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 29] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_prompt", &[Router]),
@@ -140,6 +142,7 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 28] = [
     ("credential_env", &[Worker, Openai, Conversations]),
     ("description", &DeclaredKind::ALL),
     ("export", &[Openai, Conversations]),
+    ("headers", &[Openai, Conversations]),
     ("import", &[Openai, Conversations, Llm]),
     ("keep_pairs", &[Openai]),
     ("kind", &DeclaredKind::ALL),

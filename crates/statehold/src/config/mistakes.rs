@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
+use statehold_agents::spec::SecretHeader;
 use statehold_engine::{CREDENTIAL_BYTES_MAX, Credential};
 use statehold_server::ReloadMistake;
 
 use super::layers::{SourcedValue, ValueSource};
-use super::values::VariableName;
+use super::values::{ServiceHeaders, VariableName};
 use super::{Config, ConfigEnvironment};
 use crate::exit::Failure;
 
@@ -95,6 +96,22 @@ impl<'a> ConfigReader<'a> {
         let name = variable.name();
         let hint = format!("set {name} to the credential itself, or leave the setting out");
         self.read_variable(format!("{place}.credential_env"), variable, true, hint)
+    }
+
+    /// The headers of calls to a service, with their values.
+    pub(super) fn headers(
+        &mut self,
+        place: &str,
+        headers: Option<&ServiceHeaders>,
+    ) -> Vec<SecretHeader> {
+        let headers = headers.into_iter().flat_map(ServiceHeaders::iter);
+        let mut read = Vec::new();
+        for (name, variable) in headers {
+            let hint = format!("set {}, or leave the header out", variable.name());
+            let value = self.read_variable(format!("{place}.headers"), variable, true, hint);
+            read.extend(value.and_then(|value| SecretHeader::new(name, value)));
+        }
+        read
     }
 
     /// The value of an environment variable that a tool server's program gets.

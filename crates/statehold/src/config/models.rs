@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::kinds::{RETRIES, RetryCount, TIMEOUT_SECONDS, TimeoutSeconds};
-use super::values::{NonEmptyText, ServiceUrl, VariableName};
+use super::values::{NonEmptyText, ServiceHeaders, ServiceUrl, VariableName};
 
 /// A model behind a chat completions endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -12,6 +12,7 @@ pub(crate) struct ModelConfig {
     pub(super) base_url: Option<ServiceUrl>,
     /// The environment variable that holds the API key.
     pub(super) credential_env: Option<VariableName>,
+    pub(super) headers: Option<ServiceHeaders>,
     /// The model's name at the service.
     pub(super) model: Option<NonEmptyText>,
     pub(super) retries: Option<RetryCount>,
@@ -30,9 +31,10 @@ impl ModelConfig {
 }
 
 /// The names of the model settings.
-pub(super) const MODEL_SETTINGS: [&str; 5] = [
+pub(super) const MODEL_SETTINGS: [&str; 6] = [
     "base_url",
     "credential_env",
+    "headers",
     "model",
     "retries",
     "timeout_seconds",

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::kinds::{TIMEOUT_SECONDS, TimeoutSeconds};
-use super::values::{NonEmptyText, ServiceUrl, VariableName};
+use super::values::{NonEmptyText, ServiceHeaders, VariableName, WholeUrl};
 
 /// An MCP server: at a URL, or a program to start.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -15,10 +15,12 @@ pub(crate) struct ToolServerConfig {
     pub(super) credential_env: Option<VariableName>,
     /// The environment variables that the program gets.
     pub(super) env: Option<Vec<VariableName>>,
+    /// Headers of calls to a URL.
+    pub(super) headers: Option<ServiceHeaders>,
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
     /// Whether to trust the server's hints that a tool is idempotent or read-only.
     pub(super) trust_hints: Option<bool>,
-    pub(super) url: Option<ServiceUrl>,
+    pub(super) url: Option<WholeUrl>,
 }
 
 impl ToolServerConfig {
@@ -33,10 +35,11 @@ impl ToolServerConfig {
 }
 
 /// The names of the tool server settings.
-pub(super) const TOOL_SERVER_SETTINGS: [&str; 6] = [
+pub(super) const TOOL_SERVER_SETTINGS: [&str; 7] = [
     "command",
     "credential_env",
     "env",
+    "headers",
     "timeout_seconds",
     "trust_hints",
     "url",

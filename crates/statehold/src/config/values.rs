@@ -1,10 +1,13 @@
 //! Validated value types. Each rejects bad input while it is deserialized, so that the error can
 //! name the whole key. Invariant: a value of one of these types is valid.
 
-use http::Uri;
+use std::collections::BTreeMap;
+
+use http::{HeaderName, Uri};
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use statehold_agents::is_named_secret;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::Schema;
 
@@ -99,20 +102,18 @@ impl TryFrom<String> for VariableName {
     }
 }
 
-/// An `http://` or `https://` address without credentials, query and fragment.
+/// An `http://` or `https://` address without credentials and fragment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct ServiceUrl(String);
 
 impl ServiceUrl {
-    /// The text as written.
-    pub(crate) fn text(&self) -> &str {
-        &self.0
-    }
-
-    /// The URL without a slash at the end, ready for a path.
-    pub(crate) fn base(&self) -> &str {
-        self.0.trim_end_matches('/')
+    /// The URL without a slash at the end of its path, ready for a path.
+    pub(crate) fn base(&self) -> String {
+        match self.0.split_once('?') {
+            Some((path, query)) => format!("{}?{query}", path.trim_end_matches('/')),
+            None => self.0.trim_end_matches('/').to_owned(),
+        }
     }
 }
 
@@ -131,8 +132,10 @@ impl TryFrom<String> for ServiceUrl {
         if authority.as_str().contains('@') {
             return Err("it carries credentials; name a variable with them in credential_env");
         }
-        if uri.query().is_some() {
-            return Err("it has a query; leave out ? and what follows");
+        let parameters = uri.query().into_iter().flat_map(|query| query.split('&'));
+        let mut names = parameters.filter_map(|parameter| parameter.split('=').next());
+        if names.any(is_named_secret) {
+            return Err("its query carries a credential; name a variable with it in headers");
         }
         let port = authority.as_str().strip_prefix(authority.host());
         let is_port_well = match port.and_then(|port| port.strip_prefix(':')) {
@@ -143,6 +146,77 @@ impl TryFrom<String> for ServiceUrl {
             return Err(NONE);
         }
         Ok(Self(text))
+    }
+}
+
+/// A [`ServiceUrl`] without a query.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct WholeUrl(ServiceUrl);
+
+impl WholeUrl {
+    /// The text as written.
+    pub(crate) fn text(&self) -> &str {
+        &self.0.0
+    }
+}
+
+impl TryFrom<String> for WholeUrl {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if text.contains('?') {
+            return Err("it has a query; leave out ? and what follows");
+        }
+        ServiceUrl::try_from(text).map(Self)
+    }
+}
+
+/// Headers of every call to a service, each with the environment variable that holds its value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "BTreeMap<String, HeaderSource>")]
+pub(crate) struct ServiceHeaders(BTreeMap<String, HeaderSource>);
+
+/// Where the value of a header comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HeaderSource {
+    pub(crate) env: VariableName,
+}
+
+impl ServiceHeaders {
+    /// The headers, with their variables.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (HeaderName, &VariableName)> {
+        self.0.iter().filter_map(|(name, source)| {
+            let name = name.parse().ok()?;
+            Some((name, &source.env))
+        })
+    }
+}
+
+impl TryFrom<BTreeMap<String, HeaderSource>> for ServiceHeaders {
+    type Error = String;
+
+    fn try_from(headers: BTreeMap<String, HeaderSource>) -> Result<Self, String> {
+        // The server sets these itself.
+        let reserved = [
+            "content-type",
+            "content-length",
+            "host",
+            "accept",
+            "connection",
+            "transfer-encoding",
+        ];
+        for name in headers.keys() {
+            let is_name = name.parse::<HeaderName>().is_ok();
+            let lower = name.to_ascii_lowercase();
+            if !is_name || reserved.contains(&&*lower) || lower.starts_with("x-statehold-") {
+                return Err(format!(
+                    "`{name}` is no header that a configuration can set; write api-key = {{ env = \"NAME\" }}"
+                ));
+            }
+        }
+        Ok(Self(headers))
     }
 }
 
@@ -264,9 +338,10 @@ mod tests {
             ("http://127.0.0.1:5000/v1", "http://127.0.0.1:5000/v1"),
             ("https://a.example/v1/", "https://a.example/v1"),
             ("http://[::1]:80", "http://[::1]:80"),
+            ("http://h/v1/?api-version=2", "http://h/v1?api-version=2"),
         ] {
             let address = ServiceUrl::try_from(text.to_owned()).expect(text);
-            assert_eq!((address.text(), address.base()), (text, expected));
+            assert_eq!(address.base(), expected);
         }
         for (text, says) in [
             ("", "not a URL"),
@@ -283,6 +358,9 @@ mod tests {
             let why = ServiceUrl::try_from(text.to_owned()).expect_err(text);
             assert!(why.contains(says), "{text}: {why}");
         }
+        let query = "http://a.example/v1?api-version=2".to_owned();
+        let why = WholeUrl::try_from(query).expect_err("a query");
+        assert!(why.contains("query"), "{why}");
     }
 
     #[test]

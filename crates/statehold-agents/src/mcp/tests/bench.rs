@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::server::conn::http1;
@@ -13,7 +14,8 @@ use hyper_util::service::TowerToHyperService;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorCode, ErrorData,
     InitializeRequestParams, InitializeResult, ListToolsResult, PaginatedRequestParams,
-    ServerCapabilities, ServerConfig, SubscriptionFilter, Tool, ToolAnnotations,
+    ProgressNotificationParam, ServerCapabilities, ServerConfig, SubscriptionFilter, Tool,
+    ToolAnnotations,
 };
 use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
@@ -27,6 +29,8 @@ use tokio::task::JoinSet;
 
 use crate::spec::ToolTransport;
 
+/// Time between two reports of progress.
+pub(super) const STEP: Duration = Duration::from_millis(500);
 /// Number of concurrent calls that `together` waits for.
 pub(super) const TOGETHER: usize = 8;
 
@@ -234,6 +238,16 @@ impl ServerHandler for Bench {
                 let words = format!("the disk is full for {}", shown(&context));
                 return Err(ErrorData::internal_error(words, None));
             }
+            "echo" if arguments.contains_key("steps") => {
+                let token = context.meta.get_progress_token().expect("a token");
+                for step in 0..arguments["steps"].as_u64().expect("a number") {
+                    tokio::time::sleep(STEP).await;
+                    #[expect(clippy::cast_precision_loss, reason = "there are a few steps")]
+                    let progress = ProgressNotificationParam::new(token.clone(), step as f64);
+                    drop(context.peer.notify_progress(progress).await);
+                }
+                said("at last")
+            }
             "pid" => said(std::process::id().to_string()),
             "leave" => std::process::exit(3),
             _ => said(
@@ -341,5 +355,6 @@ pub(super) fn at(address: SocketAddr, credential: Option<Credential>) -> ToolTra
     ToolTransport::Http {
         url: format!("http://{address}/mcp"),
         credential,
+        headers: Vec::new(),
     }
 }

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use statehold_engine::Credential;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use super::bench::{Bench, Served, TOGETHER, at};
+use super::bench::{Bench, STEP, Served, TOGETHER, at};
 use super::*;
 use crate::mcp::reply::REPLY_BYTES_MAX;
+use crate::spec::SecretHeader;
 
 #[tokio::test]
 async fn a_tool_is_called_by_its_name_with_its_arguments() {
@@ -111,6 +113,12 @@ async fn structured_content_and_other_parts_are_kept() {
     assert_eq!(structured.for_model(), "{\"sum\":3}");
     assert_eq!(picture.content["text"], "a dot\nas asked");
     assert_eq!(picture.content["parts"][0]["mimeType"], "image/png");
+    // No model gets base64 as text.
+    let told = picture.for_model();
+    assert!(
+        told.contains("image/png, about 3 bytes") && !told.contains("AAAA"),
+        "{told}"
+    );
 }
 
 #[tokio::test]
@@ -172,6 +180,55 @@ async fn a_tool_that_never_answers_is_left_and_told() {
 }
 
 #[tokio::test]
+async fn a_tool_that_reports_progress_is_not_cut_off_while_it_does() {
+    let bench = Bench::default();
+    let served = Served::start(&bench).await;
+    // The call takes three times as long as its timeout.
+    let servers = servers_within(STEP * 2, [("bench", served.transport())]);
+    let echo = tool(&servers, "bench", "echo").await;
+
+    let reply = call(&servers, &echo, json!({"steps": 6})).await;
+
+    assert_eq!(text(&reply.expect("a reply")), "at last");
+}
+
+#[tokio::test]
+async fn a_tool_server_gets_the_headers_of_its_declaration() {
+    let served = Served::start(&Bench::default()).await;
+    let ToolTransport::Http { url, .. } = served.transport() else {
+        panic!("it is served over HTTP");
+    };
+    let key = Credential::new("Key one-two-three".to_owned()).expect("a text");
+    let header = SecretHeader::new(http::header::AUTHORIZATION, key).expect("it fits");
+    let transport = ToolTransport::Http {
+        url,
+        credential: None,
+        headers: vec![header],
+    };
+    let servers = servers([("bench", transport)]);
+    let meta = tool(&servers, "bench", "who").await;
+
+    let reply = call(&servers, &meta, nothing()).await.expect("a reply");
+
+    // The tool repeats it, and the value stays here.
+    assert!(!text(&reply).contains("one-two-three") && text(&reply) != "nobody");
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_leaves_the_tools_of_the_others() {
+    let gone = Served::start(&Bench::default()).await.stop().await;
+    let served = Served::start(&Bench::default()).await;
+    let servers = servers([("gone", at(gone, None)), ("bench", served.transport())]);
+
+    let listed = servers.tools(&[name("gone"), name("bench")]).await;
+
+    assert_eq!(listed.tools.len(), 12);
+    let missing: Vec<_> = listed.missing.iter().collect();
+    assert!(matches!(&missing[..], [(name, error)]
+        if name.as_str() == "gone" && error.code() == "tool_unreachable"));
+}
+
+#[tokio::test]
 async fn whoever_stops_waiting_says_so() {
     let bench = Bench::default();
     let served = Served::start(&bench).await;
@@ -220,6 +277,7 @@ async fn a_server_that_never_answers_was_not_called_and_is_not_held_on_to() {
         let error = servers
             .tools(&[name("silent")])
             .await
+            .all()
             .expect_err("an error");
 
         assert_eq!(error.code(), "tool_timeout");
@@ -236,7 +294,11 @@ async fn a_server_that_never_answers_was_not_called_and_is_not_held_on_to() {
 #[tokio::test]
 async fn a_server_that_is_not_declared_is_named() {
     let servers = servers([]);
-    let error = servers.tools(&[name("ghost")]).await.expect_err("an error");
+    let error = servers
+        .tools(&[name("ghost")])
+        .await
+        .all()
+        .expect_err("an error");
     assert_eq!(error.code(), "tool_refused");
     assert!(error.to_string().contains("ghost"), "{error}");
     assert!(!error.may_have_run());
@@ -260,6 +322,7 @@ async fn a_credential_is_shown_and_a_refusal_told() {
     let error = servers
         .tools(&[name("stranger")])
         .await
+        .all()
         .expect_err("an error");
     assert_eq!(error.code(), "tool_refused");
     assert!(error.to_string().contains("401"), "{error}");

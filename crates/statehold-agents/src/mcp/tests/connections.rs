@@ -16,8 +16,12 @@ async fn nothing_is_connected_to_before_it_is_used() {
     let bench = Served::start(&Bench::default()).await;
     let servers = servers([("gone", gone), ("bench", bench.transport())]);
 
-    assert!(servers.tools(&[name("bench")]).await.is_ok());
-    let error = servers.tools(&[name("gone")]).await.expect_err("an error");
+    assert!(servers.tools(&[name("bench")]).await.all().is_ok());
+    let error = servers
+        .tools(&[name("gone")])
+        .await
+        .all()
+        .expect_err("an error");
     assert_eq!(error.code(), "tool_unreachable");
     assert!(!error.may_have_run());
 }
@@ -40,6 +44,7 @@ async fn a_server_that_was_started_again_is_used_again() {
         !servers
             .tools(&[name("bench")])
             .await
+            .all()
             .expect("tools")
             .is_empty()
     );
@@ -106,7 +111,13 @@ async fn a_server_without_the_handshake_is_asked_in_the_newer_way() {
     until("the change is heard of", || async {
         bench.say_that_tools_changed();
         tokio::time::sleep(Duration::from_millis(50)).await;
-        servers.tools(&[name("bench")]).await.expect("tools").len() == 1
+        servers
+            .tools(&[name("bench")])
+            .await
+            .all()
+            .expect("tools")
+            .len()
+            == 1
     })
     .await;
 }

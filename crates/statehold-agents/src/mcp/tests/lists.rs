@@ -17,8 +17,14 @@ async fn tools_are_listed_once_and_again_when_they_changed() {
     let bench_only = [name("bench")];
 
     // Twelve tools on pages of ten.
-    assert_eq!(servers.tools(&bench_only).await.expect("tools").len(), 12);
-    assert_eq!(servers.tools(&bench_only).await.expect("tools").len(), 12);
+    assert_eq!(
+        servers.tools(&bench_only).await.all().expect("tools").len(),
+        12
+    );
+    assert_eq!(
+        servers.tools(&bench_only).await.all().expect("tools").len(),
+        12
+    );
     assert_eq!(bench.listed.load(Ordering::Relaxed), 1);
 
     bench.change(|tools| tools.retain(|tool| tool.name == "echo"));
@@ -26,7 +32,7 @@ async fn tools_are_listed_once_and_again_when_they_changed() {
     until("the change is heard of", || async {
         bench.say_that_tools_changed();
         tokio::time::sleep(Duration::from_millis(50)).await;
-        servers.tools(&bench_only).await.expect("tools").len() == 1
+        servers.tools(&bench_only).await.all().expect("tools").len() == 1
     })
     .await;
 }
@@ -37,16 +43,25 @@ async fn a_list_is_not_believed_for_long() {
     let served = Served::start_plain(&bench).await;
     let servers = servers([("bench", served.transport())]);
     let bench_only = [name("bench")];
-    assert_eq!(servers.tools(&bench_only).await.expect("tools").len(), 12);
+    assert_eq!(
+        servers.tools(&bench_only).await.all().expect("tools").len(),
+        12
+    );
     bench.change(|tools| tools.truncate(1));
-    assert_eq!(servers.tools(&bench_only).await.expect("tools").len(), 12);
+    assert_eq!(
+        servers.tools(&bench_only).await.all().expect("tools").len(),
+        12
+    );
 
     let current = servers.servers[&name("bench")].slot.lock().await;
     let connection = current.connection.clone().expect("a connection");
     drop(current);
     connection.grow_older(Duration::from_secs(30)).await;
 
-    assert_eq!(servers.tools(&bench_only).await.expect("tools").len(), 1);
+    assert_eq!(
+        servers.tools(&bench_only).await.all().expect("tools").len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -65,7 +80,12 @@ async fn a_tool_that_was_removed_is_said_to_be_gone() {
     // The other tools are unchanged, and the list is new.
     assert!(call(&servers, &wrong, nothing()).await.is_ok());
     assert_eq!(
-        servers.tools(&[name("bench")]).await.expect("tools").len(),
+        servers
+            .tools(&[name("bench")])
+            .await
+            .all()
+            .expect("tools")
+            .len(),
         11
     );
 }
@@ -81,6 +101,7 @@ async fn a_name_that_two_servers_have_is_said_with_the_server() {
     let tools = servers
         .tools(&[name("one"), name("two.b")])
         .await
+        .all()
         .expect("tools");
 
     let names: Vec<_> = tools.iter().map(|tool| tool.name.as_str()).collect();
@@ -105,7 +126,7 @@ async fn a_tool_that_is_named_like_one_of_another_server_is_left_out() {
 
     for asked in [&["evil"][..], &["evil", "files"]] {
         let asked: Vec<_> = asked.iter().map(|server| name(server)).collect();
-        let tools = servers.tools(&asked).await.expect("tools");
+        let tools = servers.tools(&asked).await.all().expect("tools");
         let names: Vec<_> = tools.iter().map(|tool| tool.name.as_str()).collect();
         assert_eq!(names, ["look", "read"][..asked.len()]);
     }
@@ -129,7 +150,7 @@ async fn what_a_server_says_about_its_tools_is_cut_to_size() {
     let served = Served::start(&bench).await;
     let servers = servers([("bench", served.transport())]);
 
-    let tools = servers.tools(&[name("bench")]).await.expect("tools");
+    let tools = servers.tools(&[name("bench")]).await.all().expect("tools");
 
     assert_eq!(tools.len(), 256);
     assert_eq!(tools[0].name, "files_read__");

@@ -146,7 +146,11 @@ async fn a_program_that_does_not_start_was_not_called() {
     ]);
 
     for server in ["absent", "ends"] {
-        let error = servers.tools(&[name(server)]).await.expect_err("an error");
+        let error = servers
+            .tools(&[name(server)])
+            .await
+            .all()
+            .expect_err("an error");
         assert_eq!(error.code(), "tool_unreachable");
         assert!(!error.may_have_run());
     }
@@ -168,6 +172,7 @@ async fn a_program_gets_the_variables_that_are_declared_and_no_others() {
     servers
         .tools(&[name("asks")])
         .await
+        .all()
         .expect_err("it is no server");
     let told = std::fs::read_to_string(&note).expect("it was started");
     let has = |begin: &str| told.lines().any(|line| line.starts_with(begin));
@@ -189,7 +194,11 @@ async fn a_program_that_does_not_answer_ends_with_all_that_it_started() {
     let stuck = [("stuck", command("sh", &["-c", &stuck]))];
     let servers = servers_within(Duration::from_secs(10), stuck);
 
-    let error = servers.tools(&[name("stuck")]).await.expect_err("an error");
+    let error = servers
+        .tools(&[name("stuck")])
+        .await
+        .all()
+        .expect_err("an error");
 
     assert_eq!(error.code(), "tool_timeout");
     assert!(!error.may_have_run());
@@ -268,7 +277,11 @@ async fn a_program_that_ends_at_once_is_not_started_for_everybody_who_asks() {
     let servers = servers([("ends", command("sh", &["-c", &ends]))]);
 
     for _ in 0..50 {
-        let error = servers.tools(&[name("ends")]).await.expect_err("an error");
+        let error = servers
+            .tools(&[name("ends")])
+            .await
+            .all()
+            .expect_err("an error");
         assert_eq!(error.code(), "tool_unreachable");
         assert!(!error.may_have_run());
     }
@@ -278,7 +291,7 @@ async fn a_program_that_ends_at_once_is_not_started_for_everybody_who_asks() {
 
     until("it is tried again", || async {
         let before = count();
-        drop(servers.tools(&[name("ends")]).await);
+        drop(servers.tools(&[name("ends")]).await.all());
         count() > before
     })
     .await;
@@ -297,9 +310,9 @@ async fn a_program_that_takes_its_time_is_not_ended_because_another_ends() {
     let servers = servers([("slow", slow), ("ends", command("sh", &["-c", &ends]))]);
 
     let both = [name("slow"), name("ends")];
-    let error = servers.tools(&both).await.expect_err("an error");
+    let error = servers.tools(&both).await.all().expect_err("an error");
     assert!(error.to_string().contains("ends"), "{error}");
-    servers.tools(&both[..1]).await.expect("tools");
+    servers.tools(&both[..1]).await.all().expect("tools");
 
     let starts = std::fs::read_to_string(&starts).expect("it was started");
     assert_eq!(starts.lines().count(), 1);

@@ -72,7 +72,7 @@ async fn use_its_tools(servers: &ToolServers) {
     let retired = call(servers, &find("retire").await, nothing()).await;
     assert_eq!(retired.expect("a reply").for_model(), "done");
     until("the tool is gone", || async {
-        let tools = servers.tools(&[name("python")]).await.expect("tools");
+        let tools = servers.tools(&[name("python")]).await.all().expect("tools");
         tools.iter().all(|tool| tool.name != "fail")
     })
     .await;

@@ -12,7 +12,7 @@ use statehold_engine::bodies::Raw;
 
 use super::{PendingCall, Toolbox, is_chosen_tool};
 use crate::gateway::traceparent;
-use crate::mcp::{CallMeta, McpTool, NoAnswer, ToolError, ToolReply};
+use crate::mcp::{CallMeta, McpTool, NoAnswer, ToolError, ToolList, ToolReply};
 use crate::message::raw;
 use crate::runner::run::AgentRun;
 use crate::tool_policy::ToolRules;
@@ -22,9 +22,6 @@ use crate::turn::TurnError;
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Page size for reading records.
 const RECORDS_PER_PAGE: usize = 200;
-
-/// The current tools of an agent, or the error of listing them.
-pub(super) type ToolListing = Result<Arc<Vec<McpTool>>, ToolError>;
 
 /// A call that may be executed.
 pub(super) struct ReleasedCall {
@@ -109,10 +106,10 @@ impl AgentRun {
         &self,
         one: &PendingCall<'_>,
         released: &ReleasedCall,
-        listing: &ToolListing,
+        listing: &Arc<ToolList>,
         toolbox: &Toolbox,
     ) -> Result<ToolRunResult, TurnError> {
-        let mut listing = listing.clone();
+        let mut listing = Arc::clone(listing);
         let mut retries_left = if one.call.idempotent {
             self.spec.retries
         } else {
@@ -158,7 +155,7 @@ impl AgentRun {
             tokio::time::sleep(delay).await;
             delay = delay.saturating_mul(2);
             if !is_found {
-                listing = toolbox.list().await;
+                listing = Arc::new(toolbox.list().await);
             }
         }
         Ok(match unanswered {
@@ -258,13 +255,17 @@ impl AgentRun {
 
 /// Finds the tool that the model chose.
 fn find_tool<'l>(
-    listing: &'l ToolListing,
+    listing: &'l ToolList,
     one: &PendingCall<'_>,
 ) -> Result<&'l McpTool, AttemptFailure> {
-    let tools = listing
-        .as_ref()
-        .map_err(|error| AttemptFailure::NotListed(error.clone()))?;
-    let mut tools = tools.iter();
-    let tool = tools.find(|tool| is_chosen_tool(tool, one.requested));
-    tool.ok_or(AttemptFailure::Gone)
+    let mut tools = listing.tools.iter();
+    if let Some(tool) = tools.find(|tool| is_chosen_tool(tool, one.requested)) {
+        return Ok(tool);
+    }
+    let mut missing = listing.missing.iter();
+    let missing = missing.find(|(server, _)| server.as_str() == one.requested.server);
+    Err(match missing {
+        Some((_, error)) => AttemptFailure::NotListed(error.clone()),
+        None => AttemptFailure::Gone,
+    })
 }

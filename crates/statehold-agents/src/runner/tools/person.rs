@@ -33,11 +33,12 @@ impl AgentRun {
             return Ok(Vec::new());
         };
         // Editing needs the schema, but an approval without one is better than none.
-        let tools = toolbox.tools().await.unwrap_or_default();
+        let listing = toolbox.tools().await;
         let group = (calls.len() > 1).then(|| first.call.id.to_string());
         let mut stuck = Vec::new();
         for one in calls {
-            let tool = tools
+            let tool = listing
+                .tools
                 .iter()
                 .find(|tool| is_chosen_tool(tool, one.requested));
             if let Some(text) = self.open_approval(one, tool, group.clone()).await? {

@@ -93,7 +93,7 @@ impl Scene {
         let http = HttpPool::new().expect("a client");
         let (engine, options) = (self.engine.clone(), RunnerOptions::default());
         let works = Arc::new(RunnerShared::new(engine, name("default"), http, options));
-        let tools = Arc::new(ToolServers::new(&AgentBook::default()));
+        let tools = Arc::new(ToolServers::new(&AgentBook::default(), None));
         let generation = Generation::new(&works, Arc::default(), BTreeMap::new(), tools);
         let spec = AgentSpec {
             name: name("assistant"),
@@ -140,7 +140,7 @@ async fn about_to_leave<'w>(
 ) -> (PendingCall<'w>, RequestSnapshot) {
     let mut open = run.open_calls(&[requested], None).await.expect("a call");
     let one = open.pop().expect("a call");
-    let servers = Arc::new(ToolServers::new(&AgentBook::default()));
+    let servers = Arc::new(ToolServers::new(&AgentBook::default(), None));
     let mut toolbox = Toolbox::new(servers, Vec::new());
     let stuck = run.open_approvals(&[&one], &mut toolbox).await;
     assert!(stuck.expect("a hold").is_empty());

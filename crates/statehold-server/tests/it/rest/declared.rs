@@ -46,6 +46,7 @@ fn book() -> AgentBook {
         base_url: "http://hidden.example/v1".to_owned(),
         model: "hidden-model".to_owned(),
         credential: Credential::new("hidden-credential".to_owned()),
+        headers: Vec::new(),
         memory: statehold_agents::spec::ChatMemory::Restore,
     }));
     let assistant = AgentKind::Llm(Arc::new(LlmSpec {

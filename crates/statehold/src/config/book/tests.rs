@@ -121,6 +121,60 @@ fn book(file: &str) -> AgentBook {
 }
 
 #[test]
+fn services_can_need_other_headers_and_a_query() {
+    let file = r#"
+[models.azure]
+base_url = "http://h/openai/deployments/d/?api-version=2024-10-21"
+model = "d"
+headers = { api-key = { env = "OPENAI_API_KEY" } }
+
+[tool_servers.t]
+url = "http://h/mcp"
+[tool_servers.t.headers]
+X-Api-Key = { env = "OPENAI_API_KEY" }
+
+[agents.far]
+kind = "openai"
+base_url = "http://h/v1"
+model = "m"
+headers = { api-key = { env = "OPENAI_API_KEY" } }
+"#;
+    let book = book(file);
+    let azure = &book.models[&name("azure")];
+    assert_eq!(
+        azure.base_url,
+        "http://h/openai/deployments/d?api-version=2024-10-21"
+    );
+    assert_eq!(azure.headers[0].name, "api-key");
+    let shown = format!("{azure:?} {:?}", book.tool_servers);
+    assert!(!shown.contains("sk-main"), "{shown}");
+    let ToolTransport::Http { headers, .. } = &book.tool_servers[&name("t")].transport else {
+        panic!("it has a URL");
+    };
+    assert_eq!(headers[0].name, "x-api-key");
+    let AgentKind::Openai(far) = &book.agent(&name("far")).expect("declared").kind else {
+        panic!("it is a service");
+    };
+    assert_eq!(far.headers.len(), 1);
+
+    let unset = file.replace("OPENAI_API_KEY", "NOT_SET");
+    let place = TestPlace::new(&unset, &VARIABLES);
+    let mistakes = place.declare_agents().expect_err("mistakes");
+    let keys: Vec<&str> = mistakes
+        .iter()
+        .map(|mistake| mistake.key.as_str())
+        .collect();
+    assert_eq!(
+        keys,
+        [
+            "models.azure.headers",
+            "tool_servers.t.headers",
+            "agents.far.headers"
+        ]
+    );
+}
+
+#[test]
 fn everything_that_is_declared_is_in_the_book() {
     let declared = TestPlace::new(WHOLE, &VARIABLES)
         .declare_agents()
@@ -139,7 +193,7 @@ fn everything_that_is_declared_is_in_the_book() {
     assert_eq!(files.timeout, Duration::from_secs(5));
     assert!(files.trust_hints);
     assert!(
-        matches!(&files.transport, ToolTransport::Http { url, credential: Some(_) } if url.ends_with("/mcp"))
+        matches!(&files.transport, ToolTransport::Http { url, credential: Some(_), .. } if url.ends_with("/mcp"))
     );
     let local = &book.tool_servers[&name("local")];
     assert!(!local.trust_hints, "nobody is believed by default");

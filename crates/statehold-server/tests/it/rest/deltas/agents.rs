@@ -53,6 +53,7 @@ fn book(base_url: &str) -> Arc<AgentBook> {
         base_url: base_url.to_owned(),
         model: "expert".to_owned(),
         credential: None,
+        headers: Vec::new(),
         memory: ChatMemory::Restore,
     };
     let router = |answer: FinalAnswer| {
@@ -74,6 +75,7 @@ fn book(base_url: &str) -> Arc<AgentBook> {
         base_url: base_url.to_owned(),
         model: "finisher".to_owned(),
         credential: None,
+        headers: Vec::new(),
         timeout: PATIENCE,
         retries: 0,
     };

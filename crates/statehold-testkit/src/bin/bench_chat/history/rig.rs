@@ -79,6 +79,7 @@ impl Rig {
             base_url: base_url.to_owned(),
             model: "agent".to_owned(),
             credential: None,
+            headers: Vec::new(),
             memory: ChatMemory::Restore,
         };
         let main: Name = "main".parse()?;
@@ -94,6 +95,7 @@ impl Rig {
             base_url: base_url.to_owned(),
             model: "model".to_owned(),
             credential: None,
+            headers: Vec::new(),
             timeout: TIMEOUT,
             retries: RETRIES,
         };

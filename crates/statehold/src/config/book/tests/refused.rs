@@ -444,6 +444,14 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
             ["`tool_servers.t.command`", "must begin with a program"],
         ),
         (
+            "[models.m.headers]\nHost = { env = \"A\" }\n",
+            ["`models.m.headers`", "no header"],
+        ),
+        (
+            "[models.m]\nheaders = { api-key = \"sk-secret\" }\n",
+            ["`models.m.headers`", "expected"],
+        ),
+        (
             "[tool_servers.t]\nurl = \"http://h/?key=1\"\n",
             ["`tool_servers.t.url`", "query"],
         ),
