@@ -215,6 +215,8 @@ impl Agent for LlmAgent {
                 }
             }
             conversation.push_reply(&model_reply, &result_texts(&model_reply, &reports));
+            let media = reports.iter().flat_map(|report| &report.media);
+            conversation.push_media(media.filter(|media| self.model.input.contains(&media.kind)));
         }
     }
 }

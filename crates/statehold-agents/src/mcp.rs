@@ -30,7 +30,7 @@ use connection::{McpConnection, McpFailure};
 pub(crate) use error::{NoAnswer, ToolError};
 use http::McpHttpClient;
 pub(crate) use listing::model_safe_name;
-pub(crate) use reply::ToolReply;
+pub(crate) use reply::{ToolMedia, ToolReply};
 
 /// How long closing waits for the servers.
 const CLOSE_MAX: Duration = Duration::from_secs(5);

@@ -1,5 +1,6 @@
 //! Client of a language model behind a chat endpoint, and the recorded form of its replies.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use statehold_engine::bodies::Raw;
 use crate::chat::{ChatClient, ChatEndpoint, ChatReply, CompletionRequest, TokenUsage};
 use crate::http::EndpointError;
 use crate::message::raw;
-use crate::spec::ModelSpec;
+use crate::spec::{MediaKind, ModelSpec};
 use crate::turn::TurnError;
 
 /// Bytes per token, for estimating usage that a service does not report.
@@ -26,6 +27,8 @@ pub(crate) struct ModelClient {
     name: Name,
     chat: ChatClient,
     endpoint: Arc<ChatEndpoint>,
+    /// Inputs that the model takes beside text.
+    pub(crate) input: BTreeSet<MediaKind>,
 }
 
 /// A model reply as recorded in its step.
@@ -97,6 +100,7 @@ impl ModelClient {
             name: spec.name.clone(),
             chat,
             endpoint: Arc::new(endpoint),
+            input: spec.input.clone(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Declarations of agents, models and tool servers. The configuration loader builds them; all other
 //! code only reads them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -286,10 +286,22 @@ pub struct ModelSpec {
     pub credential: Option<Credential>,
     /// Further headers of every call.
     pub headers: Vec<SecretHeader>,
+    /// Inputs that it takes beside text.
+    pub input: BTreeSet<MediaKind>,
     /// Timeout of one call.
     pub timeout: Duration,
     /// Number of retries before the first text of an answer.
     pub retries: u32,
+}
+
+/// An input of models that is not text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MediaKind {
+    /// Pictures.
+    Image,
+    /// Sounds.
+    Audio,
 }
 
 /// A tool server that speaks MCP.

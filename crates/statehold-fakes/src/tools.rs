@@ -79,8 +79,8 @@ fn answer(seen: &SeenRequest, member: &str, value: &Value) -> ScriptedResponse {
     ScriptedResponse::json(200, &json!({"jsonrpc": "2.0", "id": id, member: value}))
 }
 
-/// Behaviour of a tool. It may wait. A string is its answer; a number is a bare status; null closes the
-/// connection.
+/// Behaviour of a tool. It may wait. A string is its answer; a list has the parts of its answer; a number is
+/// a bare status; null closes the connection.
 pub type ToolBehaviour = Arc<dyn Fn(ToolCall) -> BoxFuture<'static, Value> + Send + Sync>;
 
 /// A tool server that records the calls of its tools.
@@ -167,6 +167,7 @@ impl ToolServerState {
                 let status = status.as_u64().and_then(|status| status.try_into().ok());
                 ScriptedResponse::text(status.expect("a status"), "text/plain", "")
             }
+            content @ Value::Array(_) => answer(seen, "result", &json!({ "content": content })),
             text => result(seen, &text),
         }
     }

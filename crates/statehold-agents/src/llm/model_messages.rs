@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use statehold_core::ids::ItemId;
 use statehold_core::item::{CallMark, ItemKind, Role};
 use statehold_engine::StoredItem;
@@ -15,6 +15,7 @@ use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse, text_of, te
 
 use crate::gateway::shared_block;
 use crate::history::{PastExchanges, newest_fitting};
+use crate::mcp::ToolMedia;
 use crate::message::{AgentMessage, raw, tool_call};
 use crate::model::{ModelReply, RequestedCall};
 use crate::runner::{SkippedCall, StepKind, recorded_step, render_for_model};
@@ -22,12 +23,17 @@ use crate::runner::{SkippedCall, StepKind, recorded_step, render_for_model};
 /// Text for a call without a recorded result: endpoints reject calls without one.
 pub(crate) const NO_RESULT: &str = "There is no record of what came of this call.";
 
+/// Most bytes of images and sounds in the messages of one turn.
+const MEDIA_BYTES_MAX: usize = 8 * 1024 * 1024;
+
 /// Messages in chat completions form, without the system prompt.
 #[derive(Default)]
 pub(crate) struct ModelMessages {
     messages: Vec<Raw>,
     /// Concatenated messages: the input of a step.
     bytes: Vec<u8>,
+    /// Bytes of images and sounds.
+    media_bytes: usize,
 }
 
 #[derive(Serialize)]
@@ -121,6 +127,24 @@ impl ModelMessages {
                 tool_calls: Vec::new(),
                 tool_call_id: Some(&requested.id),
             });
+        }
+    }
+
+    /// Adds images and sounds that tools returned, as far as they fit. They belong to results that are part of
+    /// the step's input already, so they are not: whether a model takes them may change while a turn waits.
+    pub(crate) fn push_media<'m>(&mut self, media: impl Iterator<Item = &'m ToolMedia>) {
+        let mut parts = Vec::new();
+        for one in media {
+            if self.media_bytes + one.bytes() <= MEDIA_BYTES_MAX {
+                self.media_bytes += one.bytes();
+                parts.push(one.to_part());
+            }
+        }
+        if !parts.is_empty() {
+            let text = json!({"type": "text", "text": "The tools returned this:"});
+            parts.insert(0, text);
+            self.messages
+                .push(raw(&json!({"role": "user", "content": parts})));
         }
     }
 

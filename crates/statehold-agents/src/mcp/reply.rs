@@ -3,10 +3,13 @@
 use std::fmt::Write;
 
 use rmcp::model::{CallToolResult, ContentBlock};
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
 
 use super::listing::truncate;
 use crate::secrets::SecretRedactor;
+use crate::spec::MediaKind;
 
 /// Most bytes of a result as JSON, including the note about omitted parts.
 pub(super) const REPLY_BYTES_MAX: usize = 1024 * 1024;
@@ -114,7 +117,71 @@ fn part_text(part: &Value) -> String {
     let kind = resource["mimeType"].as_str().unwrap_or("unknown type");
     // Four characters of base64 are three bytes.
     let bytes = data.len() / 4 * 3;
-    format!("[The tool returned data of {kind}, about {bytes} bytes, which is not shown here.]")
+    format!("[The tool returned data of {kind}, about {bytes} bytes, which is not text.]")
+}
+
+/// An image or a sound that a tool returned.
+#[derive(Debug, Clone)]
+pub(crate) struct ToolMedia {
+    pub(crate) kind: MediaKind,
+    /// The media type.
+    mime: String,
+    /// The content in base64.
+    data: String,
+}
+
+impl ToolMedia {
+    /// The images and sounds of a recorded result.
+    pub(crate) fn read(result: &RawValue) -> Vec<Self> {
+        #[derive(Deserialize)]
+        struct MediaPart {
+            #[serde(rename = "type")]
+            kind: Option<String>,
+            #[serde(rename = "mimeType", default)]
+            mime: String,
+            data: Option<String>,
+        }
+        #[derive(Deserialize)]
+        struct ResultParts {
+            parts: Vec<MediaPart>,
+        }
+        let Ok(ResultParts { parts }) = serde_json::from_str(result.get()) else {
+            return Vec::new();
+        };
+        let media = parts.into_iter().filter_map(|part| {
+            let kind = match part.kind.as_deref() {
+                Some("image") => MediaKind::Image,
+                Some("audio") => MediaKind::Audio,
+                _ => return None,
+            };
+            let (mime, data) = (part.mime, part.data?);
+            Some(Self { kind, mime, data })
+        });
+        media.collect()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.data.len()
+    }
+
+    /// The part of a message in chat completions form.
+    pub(crate) fn to_part(&self) -> Value {
+        match self.kind {
+            MediaKind::Image => {
+                let url = format!("data:{};base64,{}", self.mime, self.data);
+                json!({"type": "image_url", "image_url": {"url": url}})
+            }
+            MediaKind::Audio => {
+                let format = self.mime.rsplit('/').next().unwrap_or_default();
+                let format = match format {
+                    "mpeg" => "mp3",
+                    "x-wav" | "wave" => "wav",
+                    other => other,
+                };
+                json!({"type": "input_audio", "input_audio": {"data": self.data, "format": format}})
+            }
+        }
+    }
 }
 
 /// Parts that were cut to fit.

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
 use statehold_core::ids::ItemId;
-use statehold_core::item::{CallMark, CallOutcome, ItemKind};
+use statehold_core::item::{CallMark, ItemKind};
 use statehold_engine::bodies::{ItemBody, Raw, parse};
 use statehold_engine::leased::LeasedRequest;
 use statehold_engine::{EngineError, StoredItem};
 
-use super::tools::render_for_model;
+use super::tools::CallReport;
 use crate::message::raw;
 
 /// Page size for reading items.
@@ -131,8 +131,8 @@ pub(crate) struct RecordedCall {
     pub(crate) gated: bool,
     /// Whether the tool honours the execution key.
     pub(crate) idempotent: bool,
-    /// The outcome, and the result text for the model.
-    pub(crate) result_text: Option<(CallOutcome, String)>,
+    /// The recorded result.
+    pub(crate) report: Option<CallReport>,
 }
 
 /// Recorded steps and calls of a request.
@@ -183,12 +183,12 @@ impl Journal {
                     tool: body.name.unwrap_or_default(),
                     gated,
                     idempotent,
-                    result_text: None,
+                    report: None,
                 });
             }
             (_, Some(CallMark::Result { call, outcome, .. })) => {
                 if let Some(known) = self.calls.iter_mut().find(|known| known.id == call) {
-                    known.result_text = Some((outcome, render_for_model(&body)));
+                    known.report = Some(CallReport::of_result(outcome, &body));
                 }
             }
             _ => {}

@@ -25,7 +25,7 @@ use statehold_engine::{EngineError, HoldDetail};
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
 use super::run::{AgentRun, CommitPhase, StepExtras};
-use crate::mcp::{McpTool, NoAnswer, ToolList, ToolServers};
+use crate::mcp::{McpTool, NoAnswer, ToolList, ToolMedia, ToolServers};
 use crate::message::raw;
 use crate::model::RequestedCall;
 use crate::tool_policy::ToolRules;
@@ -75,13 +75,39 @@ impl Toolbox {
     }
 }
 
-/// Outcome of a call, and the text for the model.
+/// Outcome of a call, and the result for the model.
 #[derive(Debug)]
 pub(crate) struct CallReport {
     /// None if the call was neither executed nor put before a person.
     pub(crate) outcome: Option<CallOutcome>,
     /// The text for the model.
     pub(crate) text: String,
+    /// Images and sounds of the result, for models that take them.
+    pub(crate) media: Vec<ToolMedia>,
+}
+
+impl CallReport {
+    /// The report of a recorded result.
+    pub(super) fn of_result(outcome: CallOutcome, body: &ItemBody) -> Self {
+        Self {
+            outcome: Some(outcome),
+            text: render_for_model(body),
+            media: body
+                .result
+                .as_deref()
+                .map(ToolMedia::read)
+                .unwrap_or_default(),
+        }
+    }
+
+    /// The report of a call that was neither executed nor put before a person.
+    fn skipped(text: String) -> Self {
+        Self {
+            outcome: None,
+            text,
+            media: Vec::new(),
+        }
+    }
 }
 
 /// Recorded text about a call that was neither executed nor put before a person. Such a call has no
@@ -146,16 +172,14 @@ impl AgentRun {
         let mut open = self.open_calls(requested_calls, complete_arguments).await?;
         let mut reports: BTreeMap<ItemId, CallReport> = BTreeMap::new();
         for one in &mut open {
-            if let Some((outcome, text)) = one.call.result_text.take() {
-                let outcome = Some(outcome);
-                reports.insert(one.call.id, CallReport { outcome, text });
+            if let Some(report) = one.call.report.take() {
+                reports.insert(one.call.id, report);
             }
         }
         // Replay recorded texts of skipped calls.
         while self.next_recorded_kind() == Some(StepKind::ToolResult) {
             let SkippedCall { call, told: text } = self.record_skipped(None).await?;
-            let outcome = None;
-            reports.insert(call, CallReport { outcome, text });
+            reports.insert(call, CallReport::skipped(text));
         }
         let can_run = |one: &PendingCall<'_>| one.is_new && !one.call.gated;
         // Calls with an unknown outcome. The engine opens reconcile holds for them after this run has
@@ -365,7 +389,7 @@ impl AgentRun {
                 tool: requested.tool.clone(),
                 gated,
                 idempotent,
-                result_text: None,
+                report: None,
             });
         Ok(calls.collect())
     }
@@ -419,8 +443,7 @@ impl AgentRun {
         let (outcome, result, note) = match next {
             CallAction::Ask | CallAction::Wait => return Ok((id, CallSettlement::Waits)),
             CallAction::Stuck(text) => {
-                let outcome = None;
-                return Ok((id, CallSettlement::Reported(CallReport { outcome, text })));
+                return Ok((id, CallSettlement::Reported(CallReport::skipped(text))));
             }
             CallAction::Record(outcome, result) => (outcome, result, None),
             CallAction::Execute(released) => match self
@@ -485,10 +508,7 @@ impl AgentRun {
         batch.push(ItemKind::ToolResult, Some(mark), &body);
         self.append(batch).await?;
         self.notify_hook(StepKind::ToolResult, CommitPhase::After);
-        Ok(CallReport {
-            outcome: Some(outcome),
-            text: render_for_model(&body),
-        })
+        Ok(CallReport::of_result(outcome, &body))
     }
 
     /// Releases the lease if the session is still at this revision. None if it has changed: this run

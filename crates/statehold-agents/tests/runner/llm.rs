@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use statehold_agents::runner::Runner;
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, LlmSpec, ModelSpec, ToolServerSpec, ToolTransport,
+    AgentBook, AgentKind, AgentSpec, LlmSpec, MediaKind, ModelSpec, ToolServerSpec, ToolTransport,
 };
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::request::RequestOutcome;
@@ -61,6 +61,7 @@ pub(crate) fn model_spec(name_: &str, url: &str) -> Arc<ModelSpec> {
         model: "scripted".to_owned(),
         credential: None,
         headers: Vec::new(),
+        input: [].into(),
         timeout: Duration::from_secs(20),
         retries: 0,
     })
@@ -193,6 +194,56 @@ pub(crate) fn prompt_leads(model: &ScriptedModel) {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn a_model_that_takes_images_gets_those_of_its_tools_and_others_get_a_sentence() -> Outcome {
+    for takes in [true, false] {
+        let tools = ToolServer::with(
+            vec![tool("draw")],
+            Arc::new(|_| {
+                let image = json!({"type": "image", "data": "QUJD", "mimeType": "image/png"});
+                let sound = json!({"type": "audio", "data": "REVG", "mimeType": "audio/wav"});
+                Box::pin(async move { json!([{"type": "text", "text": "done"}, image, sound]) })
+            }),
+        )
+        .await;
+        let model =
+            ScriptedModel::start([calls(&[("c", "draw", json!({}))]), text("A dot.")]).await;
+        let mut book = assistant_book(&model, &Declared::with_tools(&tools));
+        if takes {
+            let spec = model_spec("main", &model.url());
+            let mut spec = Arc::into_inner(spec).expect("nobody else has it");
+            spec.input = [MediaKind::Image].into();
+            book.models.insert(name("main"), Arc::new(spec));
+        }
+        let rig = Rig::with(book, Policies::default()).await;
+        let runner = rig.runner().await;
+        let session = rig.session("assistant").await;
+        let request = rig.ask(session, "assistant", "Draw a dot").await;
+        completed(&rig.ended(request).await);
+        let asked = model.asked()[1].clone();
+        let messages = asked["messages"].as_array().expect("messages");
+        let result = messages.iter().find(|message| message["role"] == "tool");
+        let result = result.expect("a result")["content"].to_string();
+        assert!(result.contains("image/png, about 3 bytes"), "{result}");
+        assert!(
+            !result.contains("QUJD") && !result.contains("REVG"),
+            "{result}"
+        );
+        let last = messages.last().expect("a message");
+        if takes {
+            let image = json!({"url": "data:image/png;base64,QUJD"});
+            assert_eq!(last["role"], "user");
+            assert_eq!(last["content"][1]["image_url"], image);
+            assert_eq!(last["content"].as_array().map(Vec::len), Some(2), "{last}");
+        } else {
+            assert_eq!(last["role"], "tool", "{last}");
+        }
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -86,6 +86,7 @@ impl ConfigReader<'_> {
             model: called?,
             credential,
             headers,
+            input: model.input.clone().unwrap_or_default(),
             timeout: timeout(model.timeout_seconds),
             retries: retries(model.retries),
         })

@@ -1,6 +1,9 @@
 //! Models in the file: `[models.NAME]`.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
+use statehold_agents::spec::MediaKind;
 
 use super::kinds::{RETRIES, RetryCount, TIMEOUT_SECONDS, TimeoutSeconds};
 use super::values::{NonEmptyText, ServiceHeaders, ServiceUrl, VariableName};
@@ -13,6 +16,8 @@ pub(crate) struct ModelConfig {
     /// The environment variable that holds the API key.
     pub(super) credential_env: Option<VariableName>,
     pub(super) headers: Option<ServiceHeaders>,
+    /// What the model reads besides text.
+    pub(super) input: Option<BTreeSet<MediaKind>>,
     /// The model's name at the service.
     pub(super) model: Option<NonEmptyText>,
     pub(super) retries: Option<RetryCount>,
@@ -31,10 +36,11 @@ impl ModelConfig {
 }
 
 /// The names of the model settings.
-pub(super) const MODEL_SETTINGS: [&str; 6] = [
+pub(super) const MODEL_SETTINGS: [&str; 7] = [
     "base_url",
     "credential_env",
     "headers",
+    "input",
     "model",
     "retries",
     "timeout_seconds",

@@ -42,8 +42,7 @@ impl AgentRun {
                 .iter()
                 .find(|tool| is_chosen_tool(tool, one.requested));
             if let Some(text) = self.open_approval(one, tool, group.clone()).await? {
-                let outcome = None;
-                stuck.push((one.call.id, CallReport { outcome, text }));
+                stuck.push((one.call.id, CallReport::skipped(text)));
             }
         }
         Ok(stuck)

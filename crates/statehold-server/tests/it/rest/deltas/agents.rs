@@ -76,6 +76,7 @@ fn book(base_url: &str) -> Arc<AgentBook> {
         model: "finisher".to_owned(),
         credential: None,
         headers: Vec::new(),
+        input: [].into(),
         timeout: PATIENCE,
         retries: 0,
     };

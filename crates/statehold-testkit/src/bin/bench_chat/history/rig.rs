@@ -96,6 +96,7 @@ impl Rig {
             model: "model".to_owned(),
             credential: None,
             headers: Vec::new(),
+            input: [].into(),
             timeout: TIMEOUT,
             retries: RETRIES,
         };
