@@ -208,14 +208,24 @@ def check_demo():
     assert printed == "2+2 is 4\n", printed
     say("the Python of the README")
 
-    def ask(text, session, streaming):
-        answer, where = server.chat("coordinator", text, session, streaming)
-        return answer, where["session"]
+    for streaming, carries in [(False, "session"), (True, "session"), (False, "messages"), (True, "messages")]:
+        history = []
 
-    for streaming in (False, True):
+        def ask(text, session):
+            """Says something in a session. A client that carries messages only names none, and sends them all."""
+            if session == "new":
+                history.clear()
+            if carries == "session":
+                answer, where = server.chat("coordinator", text, session, streaming)
+            else:
+                answer, where = server.chat("coordinator", text, None, streaming, history)
+                assert session in ("new", where["session"]), (text, session, where)
+            history.extend([{"role": "user", "content": text}, {"role": "assistant", "content": answer}])
+            return answer, where["session"]
+
         session = "new"
         for text, expected in SUMS_AND_WEATHER:
-            answer, session = ask(text, session, streaming)
+            answer, session = ask(text, session)
             assert answer == expected, (text, answer)
         agents = {}
         for root in server.call("client", f"/v1/sessions/{session}/tree")["tasks"]:
@@ -225,22 +235,27 @@ def check_demo():
                     agents.setdefault((task["agent"], task["id"]), []).extend(task["requests"])
         counts = sorted((agent, len(requests)) for (agent, _), requests in agents.items())
         assert counts == [("math-agent", 2), ("weather-agent", 1)], counts
-        answer, session = ask("Calculate fibonacci(10)", "new", streaming)
+        answer, session = ask("Calculate fibonacci(10)", "new")
         assert "55" in answer, answer
-        answer, session = ask("Now calculate fibonacci(20)", session, streaming)
+        answer, session = ask("Now calculate fibonacci(20)", session)
         assert "6765" in answer and "55" in answer, answer
-        answer, session = ask("List users", "new", streaming)
-        answer, session = ask("What's the weather in Paris?", session, streaming)
+        answer, session = ask("List users", "new")
+        answer, session = ask("What's the weather in Paris?", session)
         assert "64" in answer, answer
-        answer, session = ask("Delete the first user", session, streaming)
+        answer, session = ask("Delete the first user", session)
         assert "waits for a decision" in answer, answer
         holds = server.call("client", "/v1/holds")["holds"]
         [hold] = [hold for hold in holds if hold["session_id"] == session]
         server.decide(hold)
         until(lambda: server.call("client", f"/v1/sessions/{session}")["status"] == "idle")
-        answer, session = ask("What's 2+2", session, streaming)
+        answer, session = ask("What's 2+2", session)
         assert "was deleted" in answer and answer.endswith("2+2 is 4"), answer
-        say(f"the dialogues of the demo, {'streamed' if streaming else 'whole'}")
+        answer, session = ask("What's the weather in Springfield?", session)
+        assert "Which Springfield" in answer, answer
+        answer, session = ask("Springfield, IL", session)
+        answer, session = ask("What's 2+2", session)
+        assert answer == "2+2 is 4", answer
+        say(f"the dialogues of the demo, {'streamed' if streaming else 'whole'}, with a client that carries {carries}")
     server.stop()
 
 

@@ -41,14 +41,14 @@ idempotent = true
 
 [agents.scribe]
 description = "Writes."
-openai_default = "stateful"
+sessions = "auto"
 [agents.scribe.tools.mail]
 decide_by = "user"
 redact_rules = ["secret", "email", "card"]
 
 # Only flows speak to it, so what its worker claims is theirs.
 [agents.desk]
-openai_default = "stateful"
+sessions = "auto"
 [agents.desk.tools.mail]
 redact_rules = ["secret", "email", "card"]
 
@@ -61,7 +61,7 @@ retries = 0
 
 [agents.memo]
 kind = "openai"
-openai_default = "stateful"
+sessions = "auto"
 base_url = "http://127.0.0.1:{port}/v1"
 model = "fake"
 retries = 0

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use statehold_core::ids::RequestId;
 use statehold_core::request::RequestOutcome;
+use statehold_engine::bodies::{ItemBody, Raw, parse};
 use statehold_engine::leased::LeasedRequest;
 use statehold_engine::{EngineError, StoredItem};
 
@@ -60,6 +61,14 @@ impl PastExchanges {
             past.items.extend(exchange.items);
         }
         Ok(past)
+    }
+
+    /// The `data` of the first input: it has the messages that a client brought along when its session began,
+    /// which come before the first exchange.
+    pub(crate) fn first_data(&self) -> Option<Raw> {
+        let first = self.items.first().filter(|_| !self.is_cut)?;
+        let body: ItemBody = parse(first.body.as_deref());
+        body.data
     }
 
     /// The words in the place of the answer that an exchange does not have.

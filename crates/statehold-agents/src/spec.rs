@@ -61,8 +61,8 @@ pub struct AgentSpec {
     pub timeout: Duration,
     /// Number of retries before the first text of an answer.
     pub retries: u32,
-    /// Meaning of a chat call without a session.
-    pub openai_default: ChatDefault,
+    /// The session of a chat call that names none.
+    pub sessions: ChatSessions,
     /// Digest of this declaration, for the trace.
     pub digest: Digest,
 }
@@ -82,7 +82,7 @@ impl AgentSpec {
             keep_pairs: None,
             timeout: TIMEOUT,
             retries: RETRIES,
-            openai_default: ChatDefault::Stateless,
+            sessions: AgentKind::Worker.default_sessions(),
             digest,
         }
     }
@@ -120,21 +120,33 @@ impl AgentKind {
         }
     }
 
+    /// The session of a chat call that names none, unless the declaration says it. A service behind chat
+    /// completions gets the history from its caller.
+    pub fn default_sessions(&self) -> ChatSessions {
+        match self {
+            Self::Openai(_) => ChatSessions::None,
+            Self::Worker | Self::Conversations(_) | Self::Llm(_) | Self::Router(_) => {
+                ChatSessions::Auto
+            }
+        }
+    }
+
     /// Whether this server executes its turns: all kinds but workers.
     pub fn is_hosted(&self) -> bool {
         !matches!(self, Self::Worker)
     }
 }
 
-/// Meaning of a chat call without a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// The session of a chat call that names none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ChatDefault {
+pub enum ChatSessions {
+    /// The session in which the messages of the call were said, or a new one.
+    Auto,
+    /// The call is refused.
+    Explicit,
     /// The caller sends the history, and nothing is stored.
-    #[default]
-    Stateless,
-    /// A new session is created.
-    Stateful,
+    None,
 }
 
 /// A header of every call to a service, with a value that is kept secret.

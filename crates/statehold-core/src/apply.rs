@@ -10,7 +10,9 @@ use crate::memory::{AgentPath, Memory};
 use crate::mutant::{self, Mutant};
 use crate::principal::Principal;
 use crate::record::{Change, ErasedPayloads, Event, Record};
-use crate::request::{AskedAbout, CallState, Lease, LiveRequest, LiveStatus, OpenCall};
+use crate::request::{
+    AskedAbout, CallState, Lease, LiveRequest, LiveStatus, OpenCall, RequestOutcome,
+};
 use crate::session::{SessionState, TimeToLive, TtlMode};
 use crate::task::{ParentLink, Task, TaskStatus};
 use crate::time::Timestamp;
@@ -86,6 +88,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
                 status: TaskStatus::Idle,
                 live: None,
                 last_outcome: None,
+                failed: None,
                 close_on: *close_on,
                 opened_at: seq,
             };
@@ -106,9 +109,16 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             task,
             parent,
             key_owner,
+            continues,
+            ..
         } => {
             let people = [Some(principal), *key_owner].into_iter().flatten();
             start_request(state, (*request, *number), *task, *parent, seq, people);
+            if let Some(continued) = continues {
+                with_request(state, *request, |live| {
+                    (live.memory, live.ran) = (continued.memory, continued.ran);
+                });
+            }
         }
         Event::RequestLeased {
             request,
@@ -168,6 +178,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
             if let Some(task) = Arc::make_mut(&mut state.tasks).get_mut(&ended.task) {
                 task.live = None;
                 task.last_outcome = Some(*outcome);
+                task.failed = (*outcome == RequestOutcome::Failed).then_some(*request);
             }
             if let Some(parent) = ended.parent {
                 with_request(state, parent, |live| {
@@ -222,8 +233,13 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
                 None => memories.remove(path),
             };
         }
+        Event::Rewound { .. } => {
+            for task in Arc::make_mut(&mut state.tasks).values_mut() {
+                task.failed = None;
+            }
+        }
         // These change stored values; no later decision of this session depends on them.
-        Event::Rewound { .. } | Event::SharedStatePut { .. } | Event::TaskStatePut { .. } => {}
+        Event::SharedStatePut { .. } | Event::TaskStatePut { .. } => {}
     }
 }
 
@@ -312,6 +328,7 @@ fn start_request(
     Arc::make_mut(&mut state.requests).insert(request, started);
     if let Some(task) = Arc::make_mut(&mut state.tasks).get_mut(&task) {
         task.live = Some(request);
+        task.failed = None;
     }
 }
 

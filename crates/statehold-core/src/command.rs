@@ -11,7 +11,7 @@ use crate::memory::{AgentPath, Memory};
 use crate::name::Name;
 use crate::principal::Actor;
 use crate::record::{Change, CommandName, Record};
-use crate::request::{AskedAbout, LiveStatus, RequestOutcome};
+use crate::request::{AskedAbout, Continuation, LiveStatus, RequestOutcome};
 use crate::scope::{MergePolicy, StateKey};
 use crate::session::{Owner, SessionState, TimeToLive};
 use crate::task::CloseOn;
@@ -180,6 +180,10 @@ pub struct StartRequest {
     pub input: BodyRef,
     /// Files that go with it.
     pub attachments: Vec<Attachment>,
+    /// The keyed digest by which a chat client that repeats the input finds the request again.
+    pub chat: Option<Digest>,
+    /// The failed request that it goes on from: the newest of its task.
+    pub continues: Option<RequestId>,
     /// The event that closes a newly opened task automatically.
     pub close_on: CloseOn,
     /// Claim the request in the same commit, with a lease of this many milliseconds.
@@ -264,6 +268,8 @@ pub struct LoadedFacts {
     pub request: Option<(RequestId, RequestOutcome)>,
     /// The task it names, if that is final.
     pub task: Option<TaskId>,
+    /// The failed request that a start continues.
+    pub continued: Option<Continuation>,
     /// The revision that a rewind returns to.
     pub past: Option<Past>,
     /// For a claim: the policy terms of calls without an approval hold. A `reconcile` hold about

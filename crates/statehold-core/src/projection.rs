@@ -169,6 +169,7 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
                     });
                 }
             }
+            Event::Rewound { .. } => touched.tasks.extend(folded.tasks.keys()),
             Event::TaskRenamed { from, to } => {
                 changes.renamed_tasks.push((*from, *to));
                 touched.tasks.extend(folded.tasks.keys());

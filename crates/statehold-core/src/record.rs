@@ -15,7 +15,7 @@ use crate::item::{Item, Visibility};
 use crate::memory::{AgentPath, Memory};
 use crate::name::Name;
 use crate::principal::Principal;
-use crate::request::{LiveStatus, RequestOutcome};
+use crate::request::{Continuation, LiveStatus, RequestOutcome};
 use crate::scope::{MergePolicy, StateKey};
 use crate::session::{Owner, TimeToLive};
 use crate::task::{CloseOn, ParentLink, TaskStatus};
@@ -189,6 +189,12 @@ pub enum Event {
         /// The owner of the backend's key, if a backend acted for the principal of the record.
         #[serde(rename = "acting", default, skip_serializing_if = "Option::is_none")]
         key_owner: Option<Principal>,
+        /// The keyed digest by which a chat client that repeats the input finds the request again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        chat: Option<Digest>,
+        /// The failed request that it goes on from.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        continues: Option<Continuation>,
         /// The n of its alias.
         number: u64,
         /// The request that waits for it.

@@ -227,6 +227,19 @@ pub struct LiveRequest {
     pub memory: Option<Memory>,
 }
 
+/// What a request takes over from the failed request that it continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Continuation {
+    /// The memory of the failed request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
+    /// Whether a tool ran for it.
+    pub ran: bool,
+    /// The failed request.
+    pub request: RequestId,
+}
+
 /// The published transition table: every status a request may go to, from where.
 pub const REQUEST_TRANSITIONS: &[(LiveStatus, LiveStatus)] = &[
     (LiveStatus::Queued, LiveStatus::Running),

@@ -86,6 +86,9 @@ pub struct Task {
     /// How its last request ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_outcome: Option<RequestOutcome>,
+    /// Its last request, if that failed: another may go on from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<RequestId>,
     /// The event that closes it automatically.
     pub close_on: CloseOn,
     /// The revision that opened it.

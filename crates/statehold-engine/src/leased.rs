@@ -15,6 +15,7 @@ use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
 use statehold_core::memory::AgentPath;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
+use statehold_core::request::RequestOutcome;
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::SessionState;
 use statehold_core::view::View;
@@ -127,6 +128,43 @@ fn patch(set: Vec<StateSet>) -> StatePatch {
         set,
         ..StatePatch::default()
     }
+}
+
+/// A child of an earlier attempt of a turn.
+#[derive(Debug, Clone)]
+pub struct EarlierChild {
+    /// The request.
+    pub request: RequestId,
+    /// Its task.
+    pub task: TaskId,
+    /// Its agent.
+    pub agent: Name,
+    /// How it ended.
+    pub outcome: RequestOutcome,
+}
+
+/// The earlier attempts of a turn: failed requests, each continued by the next.
+#[derive(Debug, Default)]
+pub struct EarlierAttempts {
+    /// The requests, newest first.
+    pub requests: Vec<RequestId>,
+    /// The record that started the first of them.
+    pub started: Option<StoredRecord>,
+    /// Their children, oldest first.
+    pub children: Vec<EarlierChild>,
+    /// Their holds, oldest first.
+    pub holds: Vec<HoldDetail>,
+}
+
+/// The failed request that a request continues, from the record that started it.
+fn continued_by(started: &StoredRecord, of: RequestId) -> Option<RequestId> {
+    let mut events = started.record.content.events.iter();
+    events.find_map(|event| match event {
+        Event::RequestStarted {
+            request, continues, ..
+        } if *request == of => continues.map(|continued| continued.request),
+        _ => None,
+    })
 }
 
 /// A leased request, and the engine and caller that hold its lease.
@@ -254,6 +292,41 @@ impl LeasedRequest {
         }
     }
 
+    /// Reads the earlier attempts of this turn. `started` is the record that started this request.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn earlier_attempts(
+        &self,
+        started: &StoredRecord,
+    ) -> Result<EarlierAttempts, EngineError> {
+        let mut attempts = EarlierAttempts::default();
+        let mut next = continued_by(started, self.ids.request);
+        let store = &self.engine.inner().store;
+        while let Some(request) = next {
+            let detail = self.engine.request(&self.call.caller, request).await?;
+            let mut children = Vec::new();
+            for child in store.children_of(request).await? {
+                let ended = store.ended_request(child).await?;
+                let ended = ended.ok_or(EngineError::NotFound)?;
+                children.push(EarlierChild {
+                    request: child,
+                    task: ended.task,
+                    agent: self.engine.agent_of(self.ids.session, ended.task).await?,
+                    outcome: ended.outcome,
+                });
+            }
+            attempts.children.splice(0..0, children);
+            attempts.holds.splice(0..0, detail.holds);
+            attempts.requests.push(request);
+            let started = detail.started.as_ref();
+            next = started.and_then(|started| continued_by(started, request));
+            attempts.started = detail.started;
+        }
+        Ok(attempts)
+    }
+
     /// An empty batch.
     ///
     /// # Errors
@@ -313,13 +386,16 @@ impl LeasedRequest {
         &self,
         (agent, lease): (&Name, Option<ChildLease<'_>>),
         (input, batch): (Output, WriteBatch),
+        continued: Option<&EarlierChild>,
         step: Option<WriteBatch>,
         credential: Option<&Credential>,
     ) -> Result<RequestId, EngineError> {
         let by = self.ids.fenced();
         let command = Command::StartRequest(StartRequest {
+            chat: None,
+            continues: continued.map(|child| child.request),
             agent: agent.clone(),
-            task: None,
+            task: continued.map(|child| child.task),
             parent: Some(by),
             input: input.body,
             attachments: input.attachments,

@@ -119,6 +119,8 @@ pub fn create_session() -> Command {
 /// A plain invocation of `agent`.
 pub fn start(agent: &str) -> StartRequest {
     StartRequest {
+        chat: None,
+        continues: None,
         agent: name(agent),
         task: None,
         parent: None,

@@ -80,6 +80,8 @@ pub struct KnownTask {
     pub opened_at: u64,
     /// How it ended, if it did.
     pub closed: Option<TaskStatus>,
+    /// Its last request, if that failed and no rewind came after.
+    pub failed: Option<usize>,
 }
 
 /// A request that was started once.
@@ -106,6 +108,8 @@ pub struct KnownRequest {
     pub waited: bool,
     /// How it ended, if it did.
     pub ended: Option<RequestOutcome>,
+    /// The failed request that it goes on from.
+    pub continues: Option<usize>,
 }
 
 /// A hold that was opened once.
@@ -481,8 +485,18 @@ impl World {
         let mut own = self.items.iter().filter(|item| item.request == request);
         let is_below = |child: &usize| self.requests[*child].parent == Some(request);
         let mut below = (0..self.requests.len()).filter(is_below);
+        let continued = self.requests[request].continues;
         own.any(|item| item.mark.is_some_and(ran))
             || below.any(|child| !self.is_live(child) && self.has_run(child))
+            || continued.is_some_and(|failed| self.has_run(failed))
+    }
+
+    /// The request that a chain of continuations began with.
+    pub fn first_attempt(&self, request: usize) -> usize {
+        let continued = |at: &usize| self.requests[*at].continues;
+        std::iter::successors(Some(request), continued)
+            .last()
+            .unwrap_or(request)
     }
 
     /// Whether an ended request is one that its agent knows of later.

@@ -11,19 +11,25 @@ mod session;
 mod stateless;
 mod stream;
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::response::Response;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
-use statehold_agents::spec::AgentBook;
+use statehold_agents::spec::{AgentBook, ChatSessions};
+use statehold_core::digest::Digest;
 use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_engine::api::caller::act_for;
+use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::session::SessionInput;
-use statehold_engine::api::turn::{self, OpenTurn, TurnHandle, TurnInput, UserMessage};
+use statehold_engine::api::turn::{
+    self, CarriedMessage, Conversation, OpenTurn, TurnHandle, TurnInput, UserMessage,
+};
 use statehold_engine::{Call, Credential, EngineError, Role, Share};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -32,7 +38,8 @@ use self::ask::{ChatIn, ChatMessageIn};
 use self::completion::{CompletionOut, CompletionWriter, Ending, reply_of};
 use self::refusal::{Refusal, TurnContext};
 use self::session::{SessionChoice, unknown_agent};
-use self::stateless::{ScratchSession, needs_session, not_user};
+pub(crate) use self::stateless::FailedCalls;
+use self::stateless::{ScratchSession, agent_needs_session, needs_session, not_user};
 use self::stream::StreamWriter;
 use crate::http::call::{App, CallContext, CallerCredential, Payload, text};
 use crate::http::delivery;
@@ -51,9 +58,9 @@ const ANONYMOUS: &str = "anonymous";
 
 /// Say something to an agent.
 ///
-/// With a session (`x-statehold-session`, or `conversation`) the last message is the input and the
-/// server knows the rest. Without one, the messages are the conversation and nothing is kept, unless the
-/// agent is declared otherwise.
+/// The session is the one that the call names (`x-statehold-session`, or `conversation`), or the one in which
+/// its messages were said: the last message is the input and the server knows the rest. Without a session the
+/// messages are the conversation and nothing is kept.
 #[utoipa::path(
     post, path = "/openai/v1/chat/completions", tag = "chat", request_body = ChatIn,
     responses((status = 200, content(
@@ -162,7 +169,7 @@ impl ChatCall {
         message: &ChatMessageIn,
         path: &str,
         known: &mut TurnContext,
-    ) -> Result<(OpenTurn, Option<ScratchSession>), Problem> {
+    ) -> Result<(OpenTurn, Option<Arc<ScratchSession>>), Problem> {
         let book = &app.options.agents.get();
         let model = &self.chat.model;
         let (session, agent) = match self.wanted {
@@ -176,10 +183,19 @@ impl ChatCall {
                 };
                 (Some(session), agent)
             }
-            SessionChoice::New | SessionChoice::Unsaid => (None, declared(book, model, None)?),
+            SessionChoice::New | SessionChoice::None | SessionChoice::Unsaid => {
+                (None, declared(book, model, None)?)
+            }
         };
         let spec = book.agent(&agent);
-        if spec.is_some_and(|spec| self.wanted.is_stateless(spec)) {
+        let sessions = spec.map_or(ChatSessions::Auto, |spec| spec.sessions);
+        let is_unsaid = self.wanted == SessionChoice::Unsaid;
+        if is_unsaid && sessions == ChatSessions::Explicit {
+            return Err(agent_needs_session(&agent));
+        }
+        // A caller that runs tools keeps the conversation itself.
+        let keeps_none = is_unsaid && (sessions == ChatSessions::None || self.chat.carries_tools());
+        if keeps_none || self.wanted == SessionChoice::None {
             let begun = self.begin_stateless(app, &agent, message, path).await;
             return begun.map(|(turn, scratch)| (turn, Some(scratch)));
         }
@@ -188,19 +204,26 @@ impl ChatCall {
             return Err(not_user(path));
         }
         let message = message.user_message(path)?;
-        let input = self.turn_input(&agent, message);
+        let conversation = is_unsaid.then(|| self.conversation(&agent, &message));
+        let input = self.turn_input(&agent, message, spec.map(|spec| spec.digest));
+        let (engine, log) = (&app.engine, &app.deliveries);
         let opened = if let Some(session) = session {
             let decisions = self.chat.decisions().to_vec();
-            turn::open_turn(&app.engine, &app.deliveries, input(session), decisions).await?
+            turn::open_turn(engine, log, input(session), decisions).await?
         } else {
             let new = self.new_session(&agent)?;
-            let opened =
-                turn::open_turn_in_new_session(&app.engine, &app.deliveries, new, input).await;
+            let opened = match conversation {
+                Some(told) => {
+                    turn::open_turn_in_recalled_session(engine, log, new, told, input).await
+                }
+                None => turn::open_turn_in_new_session(engine, log, new, input).await,
+            };
             let made = match &opened {
                 Ok(opened) => Some(opened.handle.session),
                 Err((_, made)) => *made,
             };
-            known.made(made, self.asked.key_text().is_some());
+            // A repeat is found by its key, or by its messages.
+            known.made(made, self.asked.key_text().is_some() || is_unsaid);
             opened.map_err(|(error, _)| error)?
         };
         let now = app.options.agents.get();
@@ -218,8 +241,9 @@ impl ChatCall {
         &self,
         agent: &Name,
         message: UserMessage,
+        config: Option<Digest>,
     ) -> impl FnOnce(SessionId) -> TurnInput + Send + 'static {
-        let (asked, body, agent) = (self.asked.clone(), self.body.clone(), agent.clone());
+        let (asked, body, agent) = (self.asked.clone(), self.fingerprint(), agent.clone());
         let (task, credential) = (self.task, self.credential.clone());
         let decides_elsewhere = self.chat.wants_own_holds();
         move |session| TurnInput {
@@ -234,7 +258,33 @@ impl ChatCall {
             task,
             message,
             credential,
+            config,
             decides_elsewhere,
+        }
+    }
+
+    /// The body as far as an idempotency key stands for it: a client may ask for the same turn as a stream, or
+    /// whole.
+    fn fingerprint(&self) -> Vec<u8> {
+        let members = serde_json::from_slice::<BTreeMap<String, Raw>>(&self.body);
+        members.map_or_else(
+            |_| self.body.to_vec(),
+            |mut members| {
+                members.retain(|name, _| !matches!(name.as_str(), "stream" | "stream_options"));
+                to_body(&members)
+            },
+        )
+    }
+
+    /// The conversation that the call carries.
+    fn conversation(&self, agent: &Name, message: &UserMessage) -> Conversation {
+        let (earlier, context) = self.chat.earlier();
+        Conversation {
+            agent: agent.clone(),
+            earlier,
+            message: CarriedMessage::by_user(&message.text, &message.files),
+            context,
+            key: self.asked.key_of("", &[]).map(|key| key.key),
         }
     }
 
@@ -262,7 +312,9 @@ impl ChatCall {
         };
         let call = Call {
             // No key of a caller has a blank in it.
-            key: self.asked.key_of(" session", &[b"new", &self.body]),
+            key: self
+                .asked
+                .key_of(" session", &[b"new", &self.fingerprint()]),
             ..Call::by(caller)
         };
         Ok((call, new))
@@ -301,12 +353,17 @@ impl ChatCall {
         &self,
         app: &App,
         turn: OpenTurn,
-        scratch: Option<ScratchSession>,
+        scratch: Option<Arc<ScratchSession>>,
         known: &mut TurnContext,
     ) -> Result<Response, Problem> {
         let (handle, earlier, has_session) = (turn.handle, turn.earlier, scratch.is_none());
         let snapshot = handle.outcome(self.deadline(has_session)).await?;
-        if let Some(failed) = handle.failure(&snapshot).await {
+        let failure = handle.failure(&snapshot).await;
+        if let Some(scratch) = &scratch {
+            let end = (&handle, failure.is_some());
+            app.failed_calls.settle(app, scratch, end);
+        }
+        if let Some(failed) = failure {
             // An error has no room for answers of other turns: they come with the next call.
             known.receipt = has_session.then(|| app.deliveries.receipt(&handle, &[], &snapshot));
             return Err(failed.into());
@@ -341,7 +398,7 @@ impl ChatCall {
         self,
         app: App,
         turn: OpenTurn,
-        scratch: Option<ScratchSession>,
+        scratch: Option<Arc<ScratchSession>>,
         share: Share,
         only_here: Option<SessionId>,
     ) -> Result<Response, Problem> {
@@ -368,14 +425,11 @@ impl ChatCall {
             base: self.base,
             pieces,
             drafted: String::new(),
-            has_session,
+            scratch,
             with_calls,
             only_here,
         };
-        tokio::spawn(async move {
-            writer.write().await;
-            drop(scratch);
-        });
+        tokio::spawn(writer.write());
         Ok(response)
     }
 }

@@ -15,6 +15,9 @@ use statehold_core::time::Timestamp;
 use crate::codec;
 use crate::port::{CallResult, HoldChange, HoldChangeKind, StoreError};
 
+/// How many of its newest requests a session is found by, if chat calls started them.
+pub const CHAT_REQUESTS_MAX: u64 = 256;
+
 /// Everything one decision wants written. Made by [`Commit::new`], away from the writer, so that
 /// encoding and compression do not hold up other commits.
 #[derive(Debug)]
@@ -458,6 +461,20 @@ pub(crate) fn results_in(record: &Record) -> impl Iterator<Item = (ItemId, CallR
                 revision: content.seq,
             },
         )),
+        _ => None,
+    })
+}
+
+/// The request that a chat call started with this record: its number, its id, and the digest of its input.
+pub(crate) fn chat_request_in(record: &Record) -> Option<(u64, RequestId, Digest)> {
+    let mut events = record.content.events.iter();
+    events.find_map(|event| match event {
+        Event::RequestStarted {
+            chat: Some(digest),
+            number,
+            request,
+            ..
+        } => Some((*number, *request, *digest)),
         _ => None,
     })
 }

@@ -17,7 +17,7 @@ pub mod sqlite;
 pub mod suite;
 
 pub use check::{CheckReport, Problem, ProblemKind};
-pub use commit::{Answer, BodyMismatch, Commit, MergedValue};
+pub use commit::{Answer, BodyMismatch, CHAT_REQUESTS_MAX, Commit, MergedValue};
 pub use port::{
     AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueDeadlines,
     DueKind, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery,

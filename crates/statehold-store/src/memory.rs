@@ -30,7 +30,7 @@ use statehold_core::time::Timestamp;
 
 use crate::check::CheckReport;
 use crate::codec::{self, StoredBody};
-use crate::commit::{Answer, Commit, SharedWrite, results_in};
+use crate::commit::{Answer, CHAT_REQUESTS_MAX, Commit, SharedWrite, chat_request_in, results_in};
 use crate::keys::KnownKeys;
 use crate::port::{
     ApiKey, BoxError, CallResult, ChangedHead, Committed, DueDeadlines, HoldChange, HoldQuery,
@@ -82,6 +82,9 @@ struct Tables {
     call_results: BTreeMap<ItemId, CallResult>,
     holds_of: BTreeMap<RequestId, Vec<HoldId>>,
     children_of: BTreeMap<RequestId, Vec<RequestId>>,
+    /// Requests that chat calls started, by digest and place, and where each session has them.
+    chat_requests: BTreeMap<(Digest, u64), (SessionId, RequestId)>,
+    chat_places: BTreeMap<(SessionId, u64), (Digest, u64)>,
     /// All commits in the order of arrival; place n is at n - 1.
     committed: Vec<(SessionId, u64)>,
     /// Sessions whose payloads are to be removed.
@@ -280,6 +283,14 @@ impl Tables {
                 _ => {}
             }
         }
+        if let Some((number, request, digest)) = chat_request_in(&commit.record) {
+            let key = (digest, self.next_place());
+            self.chat_requests.insert(key, (session, request));
+            let slot = (session, number % CHAT_REQUESTS_MAX);
+            if let Some(replaced) = self.chat_places.insert(slot, key) {
+                self.chat_requests.remove(&replaced);
+            }
+        }
         self.call_results.extend(results_in(&commit.record));
         // A fork ends copies: the ids still stand for the requests and holds of the origin.
         if commit.writes.fork.is_none() {
@@ -421,6 +432,10 @@ impl_store! {
         fn sessions(query: SessionQuery) -> Vec<SessionSummary> = tables.list_sessions(&query);
         fn children_of(request: RequestId) -> Vec<RequestId> =
             tables.children_of.get(&request).cloned().unwrap_or_default();
+        fn chat_requests(digest: Digest, limit: usize) -> Vec<(SessionId, RequestId)> = {
+            let found = tables.chat_requests.range((digest, 0)..=(digest, u64::MAX));
+            found.rev().take(limit).map(|(_, at)| *at).collect()
+        };
         fn committed(after: u64, limit: usize) -> Vec<Committed> =
             tables.commits_after(after).take(limit).collect();
         fn last_place() -> u64 = tables.committed.len() as u64;

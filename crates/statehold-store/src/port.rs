@@ -290,6 +290,16 @@ pub trait Store: Send + Sync + 'static {
     /// The requests that a request ever started, oldest first.
     async fn children_of(&self, request: RequestId) -> Result<Vec<RequestId>, StoreError>;
 
+    /// Up to `limit` requests that chat calls started with this digest, newest first. Of each session only
+    /// requests among its newest [`CHAT_REQUESTS_MAX`] are found, and none once its payloads are erased.
+    ///
+    /// [`CHAT_REQUESTS_MAX`]: crate::CHAT_REQUESTS_MAX
+    async fn chat_requests(
+        &self,
+        digest: Digest,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
+
     /// Commits after a place in the order of arrival, of all sessions: for feeds.
     ///
     /// Places only grow. A commit that is seen has every commit with a smaller place before it.

@@ -5,6 +5,7 @@
 //! one process at a time.
 
 mod backup;
+mod chats;
 mod check;
 mod due;
 mod erase;
@@ -367,6 +368,8 @@ impl_store! {
 
         fn sessions(query: SessionQuery) -> Vec<SessionSummary> = read::sessions(conn, &query);
         fn children_of(request: RequestId) -> Vec<RequestId> = read::children_of(conn, request);
+        fn chat_requests(digest: Digest, limit: usize) -> Vec<(SessionId, RequestId)> =
+            chats::find(conn, digest, limit);
         fn committed(after: u64, limit: usize) -> Vec<Committed> = read::committed(conn, after, limit);
         fn last_place() -> u64 = read::last_place(conn);
         fn heads_after(after: u64, limit: usize) -> Vec<ChangedHead> =

@@ -186,6 +186,9 @@ promises! {
         everything_knows_its_session,
         a_request_knows_the_holds_that_it_opened,
         a_request_knows_the_requests_that_it_started,
+        chat_requests_are_found_by_their_digest_newest_first,
+        a_session_is_found_by_its_newest_chat_requests_only,
+        no_chat_request_of_an_erased_session_is_found,
     }
     lists {
         sessions_are_listed_newest_first_in_pages,

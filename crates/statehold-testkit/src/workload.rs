@@ -262,6 +262,8 @@ impl Client {
         let set = [("step", step), ("topic", topic), ("score", score)];
         let set = set.map(|(key, value)| self.set(key, value, MergePolicy::Replace));
         Command::StartRequest(StartRequest {
+            chat: None,
+            continues: None,
             agent: fixtures::name("coordinator"),
             task: None,
             parent: None,

@@ -93,6 +93,8 @@ fn assistant_message(content: &Raw, attachments: &[Raw], state: Option<&Raw>) ->
 pub(super) struct RestoredHistory {
     exchanges: Vec<(Raw, Raw)>,
     pub(super) messages: Vec<Raw>,
+    /// Whether the oldest exchanges are left out.
+    pub(super) is_cut: bool,
     pub(super) notes: Vec<TraceNote>,
 }
 
@@ -133,6 +135,7 @@ pub(super) fn restore(past: &PastExchanges, rules: Option<&StateRules>) -> Resto
     let bytes = |(asked, answered): &(Raw, Raw)| asked.get().len() + answered.get().len();
     let (kept, too_old) = newest_fitting(std::mem::take(&mut restored.exchanges), bytes);
     restored.messages = kept.into_iter().flat_map(|(a, b)| [a, b]).collect();
+    restored.is_cut = too_old > 0 || past.is_cut;
     restored.notes.extend(left_out_note(too_old, past.is_cut));
     if left_out > 0 {
         let note = BTreeMap::from([("pairs", left_out)]);

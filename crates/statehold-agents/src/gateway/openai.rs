@@ -15,7 +15,7 @@ use statehold_engine::bodies::{HoldBody, Raw, parse};
 use super::agent_reply::{AgentReply, RemoteSession};
 use super::call_headers::{self, SessionHeader};
 use super::conversation_record::{self, ConversationLocks, ConversationRecord};
-use super::exchange::{self, RestoredHistory};
+use super::exchange;
 use super::pause::{self, DecisionDelivery, RemotePause};
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
@@ -54,13 +54,13 @@ struct PreparedCall {
     notes: Vec<TraceNote>,
 }
 
-/// History sent by a stateless caller, which stores it itself.
+/// History that a caller brought with its message.
 #[derive(Debug, Default, Deserialize)]
 struct CallerHistory {
     #[serde(default)]
     history: Vec<Raw>,
-    #[serde(default)]
-    passthrough: Map<String, Value>,
+    /// Parameters of a stateless caller, which stores the history itself.
+    passthrough: Option<Map<String, Value>>,
     /// The new message as sent, if it is more than a user's text.
     last: Option<Raw>,
 }
@@ -132,7 +132,8 @@ impl OpenaiAgent {
             require_not_paused(run).await?;
         }
         run.conversation = Some(self.locks.lock(run).await);
-        if CallerHistory::of(&run.input).is_some() {
+        let caller = CallerHistory::of(run.input.data.as_ref());
+        if caller.is_some_and(|caller| caller.passthrough.is_some()) {
             return self.run_restored(run, &MemoryMode::Stateless).await;
         }
         if run.next_recorded_kind().is_none() {
@@ -299,6 +300,7 @@ async fn shared_context(run: &AgentRun) -> Result<Option<SharedContext>, TurnErr
 /// Prepares the exchanges that the request knows, and the new message.
 async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
     let past = PastExchanges::read(&run.request).await?;
+    let first = past.first_data();
     let rules = StateRules::of(&run.spec);
     let restored = match rules {
         None => exchange::restore(&past, None),
@@ -309,16 +311,19 @@ async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
             restored.map_err(|_| not_prepared())?
         }
     };
-    let RestoredHistory {
-        mut messages,
-        mut notes,
-        ..
-    } = restored;
-    // A caller's history counts only if the agent knows nothing here.
-    let caller = CallerHistory::of(&run.input).filter(|_| messages.is_empty());
+    // A caller's history counts only if the agent knows nothing here. What a client brought along when its
+    // session began is in the first input.
+    let caller = if restored.messages.is_empty() {
+        CallerHistory::of(run.input.data.as_ref())
+    } else {
+        let first = CallerHistory::of(first.as_ref()).filter(|_| !restored.is_cut);
+        first.filter(|caller| caller.passthrough.is_none())
+    };
     let caller = caller.unwrap_or_default();
     let bring = exchange::from_caller(caller.history);
-    messages.extend(bring.messages);
+    let mut messages = bring.messages;
+    messages.extend(restored.messages);
+    let mut notes = restored.notes;
     notes.extend(bring.notes);
     let shared_context = if caller.last.is_none() {
         shared_context(run).await?
@@ -331,7 +336,7 @@ async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
     notes.extend(shared_context.as_ref().and_then(SharedContext::note));
     Ok(PreparedCall {
         messages,
-        extra: caller.passthrough,
+        extra: caller.passthrough.unwrap_or_default(),
         shared_context,
         notes,
     })
@@ -443,7 +448,9 @@ fn unknown_or_failed(error: &EndpointError) -> TurnError {
 
 /// Whether the caller offered tools. Only then may the answer contain tool calls.
 fn has_tools(input: &AgentMessage) -> bool {
-    CallerHistory::of(input).is_some_and(|caller| caller.passthrough.contains_key("tools"))
+    let caller = CallerHistory::of(input.data.as_ref());
+    let passthrough = caller.and_then(|caller| caller.passthrough);
+    passthrough.is_some_and(|passthrough| passthrough.contains_key("tools"))
 }
 
 fn pause_untracked() -> TurnError {
@@ -453,13 +460,13 @@ fn pause_untracked() -> TurnError {
 }
 
 impl CallerHistory {
-    fn of(input: &AgentMessage) -> Option<Self> {
-        let caller: Value = serde_json::from_str(input.data.as_ref()?.get()).ok()?;
+    fn of(data: Option<&Raw>) -> Option<Self> {
+        let caller: Value = serde_json::from_str(data?.get()).ok()?;
         let is_brought = caller.get("history").is_some() || caller.get("passthrough").is_some();
         if !is_brought {
             return None;
         }
-        serde_json::from_str(input.data.as_ref()?.get()).ok()
+        serde_json::from_str(data?.get()).ok()
     }
 }
 

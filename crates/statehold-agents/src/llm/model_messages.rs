@@ -148,8 +148,10 @@ impl ModelMessages {
         }
     }
 
-    /// Adds the exchanges that the request knows. Returns the number of omitted ones.
+    /// Adds the messages that the client brought along when the session began, and the exchanges that the
+    /// request knows. Returns the number of omitted ones.
     pub(crate) fn push_past(&mut self, past: &PastExchanges) -> usize {
+        let mut exchanges = caller_exchanges(past.first_data().as_ref());
         let turns = past
             .items
             .chunk_by(|a, b| a.placed.request == b.placed.request);
@@ -161,38 +163,13 @@ impl ModelMessages {
             }
             told
         });
-        self.push_exchanges(turns.collect())
+        exchanges.extend(turns);
+        self.push_exchanges(exchanges)
     }
 
-    /// Adds the history of a stateless caller: only user and assistant texts. System messages of the
-    /// caller count as user messages, and its tool messages are dropped, because this server did not
-    /// execute those calls. Returns the number of omitted exchanges.
+    /// Adds the history that a caller brought with its message. Returns the number of omitted exchanges.
     pub(crate) fn push_caller_history(&mut self, data: Option<&Raw>) -> usize {
-        let mut exchanges: Vec<Self> = Vec::new();
-        let data = data.and_then(|data| serde_json::from_str::<Value>(data.get()).ok());
-        let history = data
-            .as_ref()
-            .and_then(|data| data.get("history")?.as_array());
-        for message in history.into_iter().flatten() {
-            let role = match message.get("role").and_then(Value::as_str) {
-                Some("assistant") => Role::Assistant,
-                Some("tool" | "function") => continue,
-                _ => Role::User,
-            };
-            let text = text_of_value(message["content"].clone());
-            if text.is_empty() {
-                continue;
-            }
-            match exchanges.last_mut() {
-                Some(exchange) if role == Role::Assistant => exchange.push_text(role, &text),
-                _ => {
-                    let mut exchange = Self::default();
-                    exchange.push_text(role, &text);
-                    exchanges.push(exchange);
-                }
-            }
-        }
-        self.push_exchanges(exchanges)
+        self.push_exchanges(caller_exchanges(data))
     }
 
     /// Adds the input of this turn. The shared context before it may differ when the turn resumes, so
@@ -206,6 +183,36 @@ impl ModelMessages {
             None => plain,
         });
     }
+}
+
+/// The history that a caller brought: only user and assistant texts. System messages of the caller count as
+/// user messages, and its tool messages are dropped, because this server did not execute those calls.
+pub(crate) fn caller_exchanges(data: Option<&Raw>) -> Vec<ModelMessages> {
+    let mut exchanges: Vec<ModelMessages> = Vec::new();
+    let data = data.and_then(|data| serde_json::from_str::<Value>(data.get()).ok());
+    let history = data
+        .as_ref()
+        .and_then(|data| data.get("history")?.as_array());
+    for message in history.into_iter().flatten() {
+        let role = match message.get("role").and_then(Value::as_str) {
+            Some("assistant") => Role::Assistant,
+            Some("tool" | "function") => continue,
+            _ => Role::User,
+        };
+        let text = text_of_value(message["content"].clone());
+        if text.is_empty() {
+            continue;
+        }
+        match exchanges.last_mut() {
+            Some(exchange) if role == Role::Assistant => exchange.push_text(role, &text),
+            _ => {
+                let mut exchange = ModelMessages::default();
+                exchange.push_text(role, &text);
+                exchanges.push(exchange);
+            }
+        }
+    }
+    exchanges
 }
 
 /// One recorded request.

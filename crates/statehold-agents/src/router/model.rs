@@ -11,7 +11,7 @@ use super::{ROUTE_STEP, RouteDecision};
 use crate::chat::CompletionRequest;
 use crate::draft_writer::DraftWriter;
 use crate::history::PastExchanges;
-use crate::llm::model_messages::{ModelMessages, with_files};
+use crate::llm::model_messages::{ModelMessages, caller_exchanges, with_files};
 use crate::message::{AgentMessage, raw};
 use crate::model::{ModelClient, ModelReply, ModelUsage};
 use crate::runner::{AgentRun, StepExtras, StepKind};
@@ -22,9 +22,11 @@ use crate::turn::{TurnError, describe_json_error};
 async fn past_messages(run: &AgentRun) -> Result<ModelMessages, TurnError> {
     let mut conversation = ModelMessages::default();
     let past = PastExchanges::read(&run.request).await?;
-    if past.items.is_empty() {
-        conversation.push_caller_history(run.input.data.as_ref());
-    }
+    let brought = if past.items.is_empty() {
+        caller_exchanges(run.input.data.as_ref())
+    } else {
+        caller_exchanges(past.first_data().as_ref())
+    };
     let is_said = |item: &&StoredItem| item.placed.item.kind == ItemKind::Message;
     let turns = past
         .items
@@ -42,7 +44,7 @@ async fn past_messages(run: &AgentRun) -> Result<ModelMessages, TurnError> {
         }
         told
     });
-    conversation.push_exchanges(turns.collect());
+    conversation.push_exchanges(brought.into_iter().chain(turns).collect());
     Ok(conversation)
 }
 

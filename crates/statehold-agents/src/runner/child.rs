@@ -105,9 +105,11 @@ impl AgentRun {
             None => None,
         };
         let credential = self.credential.as_ref();
+        let continued = self.failed_child.take_if(|child| child.agent == *agent);
+        let (child, input) = ((agent, lease), (input, batch));
         let id = self
             .request
-            .start_child((agent, lease), (input, batch), step_batch, credential)
+            .start_child(child, input, continued.as_ref(), step_batch, credential)
             .await?;
         if let Some(step) = step {
             self.notify_hook(step.kind, CommitPhase::After);

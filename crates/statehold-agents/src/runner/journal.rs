@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
-use statehold_core::ids::ItemId;
+use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{CallMark, ItemKind};
 use statehold_engine::bodies::{ItemBody, Raw, parse};
 use statehold_engine::leased::LeasedRequest;
@@ -147,7 +147,11 @@ pub(crate) struct Journal {
 impl Journal {
     /// Reads the recorded steps of a request. They are the newest items of its task, because a task has
     /// one live request at a time.
-    pub(super) async fn read(request: &LeasedRequest) -> Result<Self, EngineError> {
+    /// `earlier` are the failed requests that it goes on from.
+    pub(super) async fn read(
+        request: &LeasedRequest,
+        earlier: &[RequestId],
+    ) -> Result<Self, EngineError> {
         let mut journal = Self::default();
         let mut newest_first = Vec::new();
         let mut before = None;
@@ -156,7 +160,8 @@ impl Journal {
             before = page.next;
             for item in page.items {
                 journal.items_read += 1;
-                if item.placed.request != request.ids.request {
+                let by = item.placed.request;
+                if by != request.ids.request && !earlier.contains(&by) {
                     break 'pages;
                 }
                 newest_first.push(item);

@@ -12,9 +12,12 @@ use statehold_core::hold::CallTarget;
 use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
+use statehold_core::request::RequestOutcome;
 use statehold_core::scope::StateKey;
 use statehold_engine::bodies::{ItemBody, Raw};
-use statehold_engine::leased::{ClaimedTurn, LeasedRequest, WriteBatch};
+use statehold_engine::leased::{
+    ClaimedTurn, EarlierAttempts, EarlierChild, LeasedRequest, WriteBatch,
+};
 use statehold_engine::{Credential, Engine, EngineError, HoldDetail};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
@@ -108,6 +111,8 @@ pub(crate) struct AgentRun {
     pub(crate) journal: Journal,
     /// Started child requests with their agents, in order.
     pub(super) children: VecDeque<(RequestId, Name)>,
+    /// The child whose failure ended an earlier attempt. The next child goes on from it.
+    pub(super) failed_child: Option<EarlierChild>,
     /// Opened holds, in order.
     pub(crate) holds: VecDeque<HoldDetail>,
     /// Lock of the remote conversation, held until the run ends.
@@ -134,7 +139,14 @@ impl AgentRun {
         permit: TurnPermit,
     ) -> Result<Self, TurnError> {
         let request = claimed.request;
-        let (id, started) = (request.ids.request, claimed.started.as_ref());
+        let earlier = match &claimed.started {
+            Some(started) => request.earlier_attempts(started).await?,
+            None => EarlierAttempts::default(),
+        };
+        // A turn that goes on after a failure has the input of its first attempt, so that its steps replay.
+        let id = earlier.requests.last().copied();
+        let started = earlier.started.as_ref().or(claimed.started.as_ref());
+        let id = id.unwrap_or(request.ids.request);
         let input = started.and_then(|stored| AgentMessage::from_record(stored, id, Role::User));
         let input = input.ok_or_else(|| {
             TurnError::failed(
@@ -143,8 +155,8 @@ impl AgentRun {
             )
         })?;
         // The first lease has no recorded steps to replay.
-        let journal = if request.ids.fence > 1 {
-            Journal::read(&request).await?
+        let journal = if request.ids.fence > 1 || !earlier.requests.is_empty() {
+            Journal::read(&request, &earlier.requests).await?
         } else {
             Journal::default()
         };
@@ -157,6 +169,19 @@ impl AgentRun {
                 claimed.service_credential
             }
         };
+        let mut children: VecDeque<(RequestId, Name)> = VecDeque::new();
+        let mut failed_child = None;
+        for child in earlier.children {
+            match child.outcome {
+                RequestOutcome::Completed => children.push_back((child.request, child.agent)),
+                RequestOutcome::Failed => failed_child = Some(child),
+                RequestOutcome::Cancelled => {}
+            }
+        }
+        // A child of this request goes on from it already.
+        failed_child.take_if(|_| !claimed.children.is_empty());
+        children.extend(claimed.children);
+        let holds = earlier.holds.into_iter().chain(claimed.holds).collect();
         Ok(Self {
             engine: generation.engine.clone(),
             spec,
@@ -164,8 +189,9 @@ impl AgentRun {
             input,
             credential: claimed.credential.or(own),
             journal,
-            children: claimed.children.into(),
-            holds: claimed.holds.into(),
+            children,
+            failed_child,
+            holds,
             conversation: None,
             generation,
             permit,

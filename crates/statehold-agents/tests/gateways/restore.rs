@@ -319,6 +319,46 @@ async fn a_caller_who_keeps_the_history_gets_tools_and_messages_through() -> Out
 }
 
 #[tokio::test]
+async fn messages_that_a_client_brought_along_are_restored_before_the_exchanges() -> Outcome {
+    for memory in [ChatMemory::Restore, ChatMemory::Track] {
+        let server = FakeService::start(|_| {
+            streamed_with("ok", "{}").with_header("x-statehold-session", "theirs")
+        });
+        let server = server.await;
+        let rig = Rig::new(vec![Arc::new(chat("gpa", &server, memory))]).await;
+        let runner = rig.runner().await;
+        let session = rig.session("gpa").await;
+        let history = json!([
+            {"role": "user", "content": "I am Ann"},
+            {"role": "assistant", "content": "hi, Ann"},
+        ]);
+        let data = json!({ "history": history });
+        let request = rig.ask_bringing(session, "gpa", "who am I?", &data).await;
+        rig.ended(request).await;
+        rig.turn(session, "gpa", "sure?").await;
+        let sent = |call: usize| server.seen()[call].json()["messages"].clone();
+        if memory == ChatMemory::Restore {
+            let (first, second) = (sent(0), sent(1));
+            assert_eq!(first.as_array().map(Vec::len), Some(3));
+            for messages in [&first, &second] {
+                assert_eq!(messages[0], history[0]);
+                assert_eq!(messages[1], history[1]);
+                assert_eq!(messages[2]["content"], "who am I?");
+            }
+            assert_eq!(second[4]["content"], "sure?");
+        } else {
+            // The service remembers by itself, and is in a session.
+            assert_eq!(sent(1).as_array().map(Vec::len), Some(1));
+            let user = &server.seen()[0].json()["user"];
+            assert!(user.is_string(), "{user}");
+        }
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn of_a_long_past_no_more_is_read_than_could_be_sent() -> Outcome {
     let state = format!(r#"{{"state":{{"memory":"{}"}}}}"#, "x".repeat(1_000_000));
     let server = FakeService::start(move |_| streamed_with("ok", &state)).await;

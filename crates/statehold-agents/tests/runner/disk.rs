@@ -154,6 +154,7 @@ store_of_disk! {
     fn session(session: SessionId) -> Option<SessionSummary>;
     fn holds_of(request: RequestId) -> Vec<HoldId>;
     fn children_of(request: RequestId) -> Vec<RequestId>;
+    fn chat_requests(digest: Digest, limit: usize) -> Vec<(SessionId, RequestId)>;
     fn committed(after: u64, limit: usize) -> Vec<Committed>;
     fn last_place() -> u64;
     fn heads_after(after: u64, limit: usize) -> Vec<ChangedHead>;

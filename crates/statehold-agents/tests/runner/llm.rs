@@ -439,6 +439,34 @@ async fn nothing_that_a_client_sends_stands_where_the_prompt_stands() -> Outcome
 }
 
 #[tokio::test]
+async fn messages_that_a_client_brought_along_stay_before_the_first_exchange() -> Outcome {
+    let model = ScriptedModel::start(["Ann.", "Yes."].map(text)).await;
+    let work = AtWork::start(&model, Declared::plain(), Policies::default()).await;
+    let history = json!([
+        {"role": "user", "content": "I am Ann"},
+        {"role": "assistant", "content": "hi, Ann"},
+    ]);
+    let body = ItemBody {
+        content: serde_json::value::to_raw_value("who am I?").ok(),
+        data: serde_json::value::to_raw_value(&json!({"history": history})).ok(),
+        ..ItemBody::default()
+    };
+    let session = work.rig.session("assistant").await;
+    let request = work.rig.ask_body(session, "assistant", &body, &[]).await;
+    completed(&work.rig.ended(request).await);
+    let request = work.rig.ask(session, "assistant", "sure?").await;
+    completed(&work.rig.ended(request).await);
+    let told = model.messages(1);
+    assert_eq!(told[1..3], *history.as_array().expect("a list"));
+    assert_eq!(told[3]["content"], "who am I?");
+    assert_eq!(told[4]["content"], "Ann.");
+    assert_eq!(told[5]["content"], "sure?");
+    assert_eq!(told.len(), 6);
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_file_is_extracted_and_only_the_answer_is_shown() -> Outcome {
     let tools = ToolServer::start(vec![tool("file_extraction")], |_| {
         "SECRET-LINE ".repeat(1_000)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use statehold_agents::runner::{Runner, RunnerOptions, StepHook};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, RouterSpec, Routing, RoutingRule,
+    AgentBook, AgentKind, AgentSpec, ChatSessions, FinalAnswer, RouterSpec, Routing, RoutingRule,
 };
 use statehold_core::command::{Command, Output, StartRequest, StatePatch};
 use statehold_core::digest::Digest;
@@ -43,7 +43,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
         keep_pairs: None,
         timeout: Duration::from_secs(10),
         retries: 0,
-        openai_default: ChatDefault::Stateless,
+        sessions: ChatSessions::None,
         digest: Digest::sha256(text.as_bytes()),
     })
 }
@@ -171,6 +171,8 @@ impl Rig {
         });
         let attachments = attachments.collect();
         let command = Command::StartRequest(StartRequest {
+            chat: None,
+            continues: None,
             agent: name(agent),
             task: None,
             parent: None,

@@ -120,6 +120,7 @@ async fn said(
             ..UserMessage::default()
         },
         credential: None,
+        config: None,
         decides_elsewhere: false,
     };
     let opened = turn::open_turn(engine, log, input, Vec::new()).await?;

@@ -1,13 +1,10 @@
 //! Appending items to a task's history.
 
 use super::draft::{Draft, require_limit};
-use crate::command::{Output, Rejection};
-use crate::digest::BodyRef;
+use crate::command::{Output, Rejection, StartRequest};
 use crate::hold::CallTarget;
 use crate::ids::{ItemId, RequestId};
-use crate::item::{
-    Attachment, CallMark, CallOutcome, Item, ItemKind, NewCallMark, NewItem, Role, Visibility,
-};
+use crate::item::{CallMark, CallOutcome, Item, ItemKind, NewCallMark, NewItem, Role, Visibility};
 use crate::limits;
 use crate::mutant::{self, Mutant};
 use crate::record::Event;
@@ -38,19 +35,27 @@ impl Batch {
         })
     }
 
-    /// Appends the input or the output of a request as a message.
-    pub(super) fn push_message(
+    /// Adds the input of a request. Clients see that of the request which it continues.
+    pub(super) fn push_input(
         &mut self,
         draft: &mut Draft<'_>,
-        role: Role,
-        body: BodyRef,
-        attachments: &[Attachment],
+        start: &StartRequest,
     ) -> Result<(), Rejection> {
-        let message = NewItem {
-            attachments: attachments.to_vec(),
-            ..NewItem::message(role, body)
+        let input = NewItem {
+            attachments: start.attachments.clone(),
+            ..NewItem::message(Role::User, start.input)
         };
-        self.push(draft, &message)
+        let visibility = match start.continues {
+            Some(_) => Visibility::Hidden,
+            None => input.visibility,
+        };
+        self.push(
+            draft,
+            &NewItem {
+                visibility,
+                ..input
+            },
+        )
     }
 
     /// Adds an answer.
@@ -59,7 +64,11 @@ impl Batch {
         draft: &mut Draft<'_>,
         output: &Output,
     ) -> Result<(), Rejection> {
-        self.push_message(draft, Role::Assistant, output.body, &output.attachments)
+        let answer = NewItem {
+            attachments: output.attachments.clone(),
+            ..NewItem::message(Role::Assistant, output.body)
+        };
+        self.push(draft, &answer)
     }
 
     /// Adds the items that a worker sends.

@@ -8,12 +8,12 @@ use super::{hold, state};
 use crate::command::{Fenced, Output, Rejection, StartRequest, StatePatch};
 use crate::digest::BodyRef;
 use crate::ids::{RequestId, TaskId};
-use crate::item::{NewItem, Role};
+use crate::item::NewItem;
 use crate::limits;
 use crate::memory::AgentPath;
 use crate::mutant::{self, Mutant};
 use crate::record::Event;
-use crate::request::{FENCE_RAISE, LiveStatus, RequestOutcome};
+use crate::request::{Continuation, FENCE_RAISE, LiveStatus, RequestOutcome};
 use crate::task::{ParentLink, TaskStatus};
 
 pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), Rejection> {
@@ -27,6 +27,10 @@ pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), R
     };
     let task = pick_task(draft, start, parent)?;
     require_path(draft, task)?;
+    let continues = match start.continues {
+        Some(request) => Some(require_continued(draft, task, request)?),
+        None => None,
+    };
     let request = RequestId::from_uuid(draft.fresh_uuid());
     let number = draft.state.requests_started + 1;
     let parent = parent.map(|link| link.request);
@@ -36,6 +40,8 @@ pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), R
         task,
         parent,
         key_owner: draft.ctx.actor.key_owner,
+        chat: start.chat,
+        continues,
     });
     draft.unsettle(request);
     if let Some(parent) = parent {
@@ -45,7 +51,7 @@ pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), R
         lease(draft, request, ttl_ms)?;
     }
     let mut batch = Batch::new(draft, request)?;
-    batch.push_message(draft, Role::User, start.input, &start.attachments)?;
+    batch.push_input(draft, start)?;
     batch.push_all(draft, &start.items)?;
     if let Some(output) = &start.output {
         batch.push_output(draft, output)?;
@@ -56,6 +62,19 @@ pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), R
         draft.end_request(request, RequestOutcome::Completed, None);
     }
     Ok(())
+}
+
+/// A request goes on from the newest request of its task, once, and only if that failed.
+fn require_continued(
+    draft: &Draft<'_>,
+    task: TaskId,
+    request: RequestId,
+) -> Result<Continuation, Rejection> {
+    let failed = draft.state.tasks.get(&task).and_then(|task| task.failed);
+    let continued = draft.ctx.loaded.continued;
+    continued
+        .filter(|continued| continued.request == request && failed == Some(request))
+        .ok_or(Rejection::NotFound)
 }
 
 /// An agent may ask another only under its own lease, and not too deep or too often.

@@ -32,7 +32,7 @@ use crate::item::{CallOutcome, Item, ItemKind, NewCallMark, NewItem, Role, Visib
 use crate::name::Name;
 use crate::principal::{Actor, Principal};
 use crate::record::{Event, Record};
-use crate::request::RequestOutcome;
+use crate::request::{Continuation, LiveRequest, RequestOutcome};
 use crate::session::{Owner, SessionState};
 use crate::task::{CloseOn, TaskStatus};
 use crate::time::Timestamp;
@@ -271,10 +271,27 @@ impl World {
             hold: hold.and_then(|id| self.decided.get(&id).cloned()),
             request: request.and_then(|id| Some((id, *self.ended.get(&id)?))),
             task: task.filter(|id| self.closed.contains_key(id)),
+            continued: self.continued(command),
             past,
             unanswered: self.unanswered.clone(),
             ..LoadedFacts::default()
         }
+    }
+
+    /// What the request of a command takes over from the one that it continues, as it was before its end.
+    fn continued(&self, command: &Command) -> Option<Continuation> {
+        let Command::StartRequest(start) = command else {
+            return None;
+        };
+        let request = start.continues?;
+        let states = (0..self.records.len()).map(|until| fold(&self.records[..until]));
+        let mut live = states.filter_map(|state| state.requests.get(&request).cloned());
+        let LiveRequest { memory, ran, .. } = live.next_back()?;
+        Some(Continuation {
+            memory,
+            ran,
+            request,
+        })
     }
 
     /// The newest revision at or before this one that no rewind has taken back.
@@ -432,6 +449,14 @@ impl World {
         Command::StartRequest(StartRequest {
             task: Some(self.task(task)),
             ..plain_start(agent)
+        })
+    }
+
+    /// Goes on from a failed request of a task.
+    fn go_on_from(&self, task: &str, agent: &str, failed: &str) -> Command {
+        let failed = self.request(failed);
+        starting(self.go_on(task, agent), |start| {
+            start.continues = Some(failed);
         })
     }
 
@@ -789,6 +814,8 @@ fn fork() -> Command {
 
 fn plain_start(agent: &str) -> StartRequest {
     StartRequest {
+        chat: None,
+        continues: None,
         agent: name(agent),
         task: None,
         parent: None,

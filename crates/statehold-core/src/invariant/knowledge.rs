@@ -27,6 +27,8 @@ pub(super) struct Known {
     pub(super) paths: BTreeMap<TaskId, AgentPath>,
     /// The requests that have not ended.
     pub(super) live: BTreeMap<RequestId, Started>,
+    /// The requests that failed.
+    failed: BTreeMap<RequestId, Started>,
 }
 
 /// A request that has not ended.
@@ -92,15 +94,20 @@ impl Knowledge {
                 request,
                 task,
                 parent,
+                continues,
                 ..
             } => {
                 let path = known.paths.get(task).cloned();
                 let memory = path.as_ref().and_then(|path| self.now.memories.get(path));
+                let continued = continues.and_then(|from| known.failed.remove(&from.request));
                 let started = Started {
-                    knows: memory.copied(),
+                    knows: match &continued {
+                        Some(continued) => continued.knows,
+                        None => memory.copied(),
+                    },
                     path,
                     parent: *parent,
-                    ran: false,
+                    ran: continued.is_some_and(|continued| continued.ran),
                 };
                 known.live.insert(*request, started);
             }
@@ -119,6 +126,9 @@ impl Knowledge {
                 request, outcome, ..
             } => {
                 let started = known.live.remove(request)?;
+                if *outcome == RequestOutcome::Failed {
+                    known.failed.insert(*request, started.clone());
+                }
                 let path = started.path?;
                 if *outcome == RequestOutcome::Completed || started.ran {
                     add(&mut known.memories, &path, seq, *request);

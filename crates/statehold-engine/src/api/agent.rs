@@ -7,7 +7,7 @@ use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use utoipa::ToSchema;
 
-use super::schema::{AgentKindWord, ChatDefaultWord, ToolApprovalWord};
+use super::schema::{AgentKindWord, ChatSessionsWord, ToolApprovalWord};
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -39,9 +39,9 @@ pub struct AgentView {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub tools: Vec<AgentToolView>,
-    /// Whether a chat call without a session stores nothing (`stateless`) or opens a session (`stateful`).
-    #[schema(value_type = ChatDefaultWord)]
-    pub openai_default: &'static str,
+    /// The session of a chat call that names none.
+    #[schema(value_type = ChatSessionsWord)]
+    pub sessions: &'static str,
     /// Digest of the declaration. It changes with every change of the declaration, prompts included.
     pub digest: Digest,
     /// Of a worker: whether the server pushes decisions to an address.

@@ -98,6 +98,8 @@ fn start_command(
     let state = state_patch(input.state, payloads)?;
     let close_on = write.engine.policies().close_on(&agent, input.close_on);
     Ok(Command::StartRequest(StartRequest {
+        chat: None,
+        continues: None,
         agent,
         task: input.task_id,
         parent,

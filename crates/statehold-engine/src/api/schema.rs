@@ -55,10 +55,11 @@ schemas! {
         "`worker`: a process claims its work. All others are called by the server itself.",
         &["worker", "openai", "conversations", "llm", "router"],
     );
-    /// The mode of a chat call without a session.
-    ChatDefaultWord as "ChatDefault" = word(
-        "What a chat call without a session means: nothing is kept, or a new session.",
-        &["stateless", "stateful"],
+    /// The session of a chat call that names none.
+    ChatSessionsWord as "ChatSessions" = word(
+        "The session of a chat call that names none: the one in which its messages were said, or a new \
+         one (`auto`); none, and the call is refused (`explicit`); none, and nothing is kept (`none`).",
+        &["auto", "explicit", "none"],
     );
     /// Which calls of a tool need an approval.
     ToolApprovalWord as "ToolApproval" = word(

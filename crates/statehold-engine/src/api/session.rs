@@ -25,7 +25,7 @@ use super::state::StatePatchInput;
 use crate::caller::Caller;
 use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
-use crate::commit::write::SessionWrite;
+use crate::commit::write::{Authority, SessionWrite};
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
@@ -52,18 +52,8 @@ pub async fn create(
     call: &Call,
     input: SessionInput,
 ) -> Result<Receipt<SessionView>, EngineError> {
-    let caller = &call.caller;
-    rights::require_role(caller, &Act::CreateSession)?;
-    let user = session_user(engine, caller, input.user.as_deref()).await?;
-    let owner = Owner {
-        agent: agent_name(input.agent.as_deref().unwrap_or(DEFAULT_AGENT))?,
-        app: parse_name(&input.app, "app")?,
-        user: engine.user_id(&caller.tenant, &user).await?,
-        tenant: caller.tenant.clone(),
-    };
-    let shard = Shard::of_owner(owner.tenant.as_str(), owner.app.as_str(), &user);
-    let mut mint = IdMint::new(engine.now(), shard, entropy()?);
-    let session = SessionId::from_uuid(mint.next_uuid());
+    let (owner, user) = owner_of_new(engine, &call.caller, &input).await?;
+    let session = fresh_session(engine, &owner, &user)?;
     let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
     let command = create_command(&owner, &input, &mut write.payloads)?;
     let labels = input.labels.filter(|labels| !labels.is_empty());
@@ -92,6 +82,56 @@ pub async fn create(
         })
     };
     write.commit(&command, view).await
+}
+
+/// The owner of a session that a caller may create, and the name of its user.
+pub(crate) async fn owner_of_new(
+    engine: &Engine,
+    caller: &Caller,
+    input: &SessionInput,
+) -> Result<(Owner, String), EngineError> {
+    rights::require_role(caller, &Act::CreateSession)?;
+    let user = session_user(engine, caller, input.user.as_deref()).await?;
+    let owner = Owner {
+        agent: agent_name(input.agent.as_deref().unwrap_or(DEFAULT_AGENT))?,
+        app: parse_name(&input.app, "app")?,
+        user: engine.user_id(&caller.tenant, &user).await?,
+        tenant: caller.tenant.clone(),
+    };
+    Ok((owner, user))
+}
+
+fn fresh_session(engine: &Engine, owner: &Owner, user: &str) -> Result<SessionId, EngineError> {
+    let shard = Shard::of_owner(owner.tenant.as_str(), owner.app.as_str(), user);
+    let mut mint = IdMint::new(engine.now(), shard, entropy()?);
+    Ok(SessionId::from_uuid(mint.next_uuid()))
+}
+
+/// Begins a session as a copy of another one at a revision, for a caller who may start requests there.
+/// Requests and holds that were in flight stay with the origin.
+///
+/// # Errors
+///
+/// If the caller may not, or the session never had that revision.
+pub(crate) async fn fork(
+    engine: &Engine,
+    caller: &Caller,
+    origin: SessionId,
+    at: u64,
+) -> Result<SessionId, EngineError> {
+    let owner = engine.authorise(caller, origin, &Act::Start).await?;
+    let user = engine.user_name(&owner.tenant, owner.user).await?;
+    let session = fresh_session(engine, &owner, &user)?;
+    let state = engine.inner().store.load_at(origin, at).await?;
+    let call = Call::by(caller.clone());
+    let write = SessionWrite {
+        authority: Authority::Starter,
+        ..SessionWrite::new(engine, &call, session)
+    };
+    write
+        .commit_fork(state.ok_or(EngineError::NotFound)?)
+        .await?;
+    Ok(session)
 }
 
 pub(crate) fn create_command(

@@ -11,6 +11,7 @@ mod delivery;
 mod follow;
 mod pause_text;
 mod question;
+mod recall;
 mod search;
 mod session;
 
@@ -19,6 +20,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::command::{Command, Rejection, StartRequest, StatePatch};
+use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::session::Owner;
@@ -26,6 +28,7 @@ use statehold_core::time::Timestamp;
 use utoipa::ToSchema;
 
 use self::pause_text::question_reminder;
+use self::recall::{Recall, RecalledSession};
 use self::search::TurnSearch;
 use super::item::write::output;
 use super::json::{Raw, raw_text};
@@ -48,6 +51,7 @@ pub use agent_reply::AgentReply;
 pub use delivery::{DeliveryLog, DeliveryReceipt};
 pub use follow::{FailedTurn, TurnEvent, TurnFollower, TurnSnapshot};
 pub use pause_text::pause_text;
+pub use recall::{CarriedMessage, Conversation};
 pub use session::{agent_of_session, stateless_session};
 
 /// The most holds that one call decides.
@@ -70,6 +74,8 @@ pub struct TurnInput {
     pub message: UserMessage,
     /// A credential for the worker.
     pub credential: Option<Credential>,
+    /// The digest of the agent's declaration, if it has one: a failure is told again only under the same.
+    pub config: Option<Digest>,
     /// Whether people decide holds in another place than this chat: no message answers a question.
     pub decides_elsewhere: bool,
 }
@@ -79,8 +85,12 @@ impl TurnInput {
     fn start_command(
         &self,
         engine: &Engine,
+        owner: &Owner,
         payloads: &mut Payloads,
     ) -> Result<StartRequest, EngineError> {
+        let carried = CarriedMessage::by_user(&self.message.text, &self.message.files);
+        let (agent, principal) = (&self.agent, self.call.caller.principal);
+        let chat = carried.digest(payloads, &owner.app, agent, principal);
         let body = ItemBody {
             content: Some(raw_text(&self.message.text)),
             data: self.message.data.clone(),
@@ -89,6 +99,8 @@ impl TurnInput {
         };
         let input = output(&body, &self.message.files, "messages", payloads)?;
         Ok(StartRequest {
+            chat: Some(chat),
+            continues: None,
             agent: self.agent.clone(),
             task: self.task,
             parent: None,
@@ -147,6 +159,11 @@ pub struct TurnHandle {
 }
 
 impl TurnHandle {
+    /// Waiting for the turn ends when this engine stops.
+    pub fn set_host(&mut self, host: &Engine) {
+        self.host = host.clone();
+    }
+
     /// Cancels the turn. A turn that has ended is left alone.
     ///
     /// # Errors
@@ -240,13 +257,66 @@ pub async fn open_turn_in_new_session(
     let (own, log) = (engine.clone(), Arc::clone(log));
     // Calls under one key wait here one after the other, and leave the line when their client does.
     let lock = match call.key {
-        Some(key) => Some(engine.lock_new_session(key).await),
+        Some(key) => Some(engine.lock_new_session(key.key).await),
         None => None,
     };
     let work = async move {
         let created = sessions::create(&own, &call, new).await;
         let session = created.map_err(|error| (error, None))?.view.id;
         let opened = open_turn(&own, &log, input(session), Vec::new()).await;
+        drop(lock);
+        opened.map_err(|error| (error, Some(session)))
+    };
+    engine.run_to_end(work).await
+}
+
+/// Takes up a turn in the session that the conversation of a call continues: the one in which it was held, a
+/// fork of it, or a new one.
+///
+/// # Errors
+///
+/// As [`open_turn_in_new_session`].
+pub async fn open_turn_in_recalled_session(
+    engine: &Engine,
+    log: &Arc<DeliveryLog>,
+    (call, new): (Call, SessionInput),
+    conversation: Conversation,
+    input: impl FnOnce(SessionId) -> TurnInput + Send + 'static,
+) -> Result<OpenTurn, (EngineError, Option<SessionId>)> {
+    let (own, log) = (engine.clone(), Arc::clone(log));
+    let owner = sessions::owner_of_new(engine, &call.caller, &new).await;
+    let (owner, _) = owner.map_err(|error| (error, None))?;
+    let payloads = engine.payloads_for(&owner).await;
+    let payloads = payloads.map_err(|error| (error, None))?;
+    let Conversation { agent, message, .. } = &conversation;
+    let own_digest = message.digest(&payloads, &owner.app, agent, call.caller.principal);
+    // Calls with the same message wait here one after the other, and leave the line when their client does.
+    let lock = engine.lock_new_session(own_digest).await;
+    let work = async move {
+        let caller = &call.caller;
+        let recall = Recall {
+            engine: &own,
+            log: &log,
+            caller,
+            owner: &owner,
+            payloads: &payloads,
+            conversation: &conversation,
+        };
+        let place = recall.find().await.map_err(|error| (error, None))?;
+        let (session, context) = match place {
+            RecalledSession::Known(session) => (Ok(session), None),
+            RecalledSession::Fork(origin, at) => {
+                (sessions::fork(&own, caller, origin, at).await, None)
+            }
+            RecalledSession::New => {
+                let created = sessions::create(&own, &call, new).await;
+                (created.map(|made| made.view.id), conversation.context)
+            }
+        };
+        let session = session.map_err(|error| (error, None))?;
+        let mut input = input(session);
+        input.message.data = input.message.data.or(context);
+        let opened = open_turn(&own, &log, input, Vec::new()).await;
         drop(lock);
         opened.map_err(|error| (error, Some(session)))
     };
@@ -263,7 +333,7 @@ async fn find_or_start(
     _lock: KeyLock,
 ) -> Result<OpenTurn, EngineError> {
     let mut payloads = engine.payloads_for(owner).await?;
-    let start = input.start_command(engine, &mut payloads)?;
+    let start = input.start_command(engine, owner, &mut payloads)?;
     let mut search = TurnSearch::new(engine, log, input, &start).await?;
     let found = if decisions.is_empty() {
         search.find().await?
@@ -280,7 +350,13 @@ async fn find_or_start(
         };
         (turn, is_replay)
     } else {
-        let started = start_turn(engine, Some(log), input, (start.clone(), payloads)).await?;
+        let mut command = start.clone();
+        if let Some((task, request)) = search.continues {
+            (command.task, command.continues) = (Some(task), Some(request));
+            // The first attempt stands for the turn.
+            command.chat = None;
+        }
+        let started = start_turn(engine, log, input, (command, payloads)).await?;
         (started.view, started.replayed)
     };
     log.begin(input.session, turn.request);
@@ -301,12 +377,13 @@ async fn find_or_start(
 /// If the caller may not, or the core refuses the start.
 pub async fn start_alone(
     host: &Engine,
-    engine: &Engine,
+    (engine, log): (&Engine, &DeliveryLog),
     input: &TurnInput,
 ) -> Result<OpenTurn, EngineError> {
-    let mut payloads = engine.payloads_of(input.session).await?;
-    let start = input.start_command(engine, &mut payloads)?;
-    let started = start_turn(engine, None, input, (start, payloads)).await?;
+    let owner = engine.owner(input.session).await?;
+    let mut payloads = engine.payloads_for(&owner).await?;
+    let start = input.start_command(engine, &owner, &mut payloads)?;
+    let started = start_turn(engine, log, input, (start, payloads)).await?;
     Ok(OpenTurn {
         handle: input.handle(host, engine, started.view),
         is_new: true,
@@ -330,7 +407,7 @@ struct StartedTurn {
 /// commit is durable: a client that goes away in between is owed the answer too.
 async fn start_turn(
     engine: &Engine,
-    log: Option<&DeliveryLog>,
+    log: &DeliveryLog,
     input: &TurnInput,
     (start, payloads): (StartRequest, Payloads),
 ) -> Result<Receipt<StartedTurn>, EngineError> {
@@ -338,9 +415,8 @@ async fn start_turn(
     let view = |made: &DecidedCommit<'_>| {
         let request = made.record.content.started_request()?;
         let task = made.after.requests.get(&request)?.task;
-        if let Some(log) = log {
-            log.begin(session, request);
-        }
+        log.begin(session, request);
+        log.note_config(request, input.config);
         let started_at = Some(made.record.content.at);
         Some(StartedTurn {
             request,

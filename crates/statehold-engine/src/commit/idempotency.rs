@@ -151,8 +151,19 @@ impl Engine {
     }
 
     /// Waits until no other call creates a session under this key.
-    pub(crate) async fn lock_new_session(&self, key: IdempotencyKey) -> KeyLock {
-        let key = digest(&[b"new session", key.key.as_bytes()]);
+    pub(crate) async fn lock_new_session(&self, key: Digest) -> KeyLock {
+        let key = digest(&[b"new session", key.as_bytes()]);
         self.inner().in_flight.lock(key).await
+    }
+
+    /// The session that a call under this key wrote to, as long as the key is kept.
+    pub(crate) async fn session_of_key(
+        &self,
+        key: Digest,
+    ) -> Result<Option<SessionId>, EngineError> {
+        let kept = self.inner().store.answer(key).await?;
+        let now = self.inner().clock.now();
+        let kept = kept.filter(|answer| answer.expires_at > now);
+        Ok(kept.map(|answer| answer.session))
     }
 }

@@ -119,6 +119,17 @@ impl Mailbox {
         now.is_ok_and(|now| now.failures == failures)
     }
 
+    /// Lets a fork begin with a state of its origin, which is durable. No other caller knows its id yet.
+    pub(super) async fn begin_with(&self, origin: SessionState) {
+        let mut slot = self.newest.lock().await;
+        self.durable
+            .send_modify(|durable| durable.revision = origin.revision);
+        *slot = Some(Newest {
+            failures: self.durable.borrow().failures,
+            state: Arc::new(origin),
+        });
+    }
+
     /// Whether a worker has a request in the newest state. False if a command is being decided.
     pub(super) fn is_leased(&self, request: RequestId) -> bool {
         let newest = self.newest.try_lock();
@@ -150,7 +161,7 @@ impl Mailbox {
 
 impl Inner {
     /// Makes the mailbox of a session, unless another call was faster. It is in use, so it is not evicted.
-    fn new_mailbox(&self, session: SessionId) -> Arc<Mailbox> {
+    pub(super) fn new_mailbox(&self, session: SessionId) -> Arc<Mailbox> {
         let mut mailboxes = self.mailboxes.lock();
         let mailbox = Arc::clone(mailboxes.entry(session).or_default());
         if mailboxes.len() > self.options.hot_sessions {

@@ -1,9 +1,11 @@
 //! The payloads of a command. Records name them only by keyed digest.
 
 use serde_json::value::RawValue;
-use statehold_core::digest::{BodyRef, PayloadKey};
+use statehold_core::digest::{BodyRef, Digest, PayloadKey};
 use statehold_core::record::Record;
 use statehold_store::StoredRecord;
+
+use super::idempotency::digest;
 
 /// Payloads by their name in the record.
 #[derive(Debug, Clone)]
@@ -58,6 +60,11 @@ impl Payloads {
         let name = BodyRef::of(&self.tenant, &payload);
         self.bodies.push((name, payload));
         name
+    }
+
+    /// A digest over parts under the key of the user.
+    pub(crate) fn keyed_digest(&self, parts: &[&[u8]]) -> Digest {
+        Digest::keyed(&self.user, digest(parts).as_bytes())
     }
 
     /// A payload by its name.

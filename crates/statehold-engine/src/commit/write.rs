@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use statehold_core::command::{Command, Outcome};
 use statehold_core::ids::{RequestId, SessionId};
-use statehold_core::session::Owner;
+use statehold_core::session::{Owner, SessionState};
 use statehold_store::StoreError;
 
 use super::call::{Call, DecidedCommit, Receipt};
@@ -34,6 +34,8 @@ pub(crate) enum Authority {
     Caller,
     /// The rights of the caller, for a direct write of shared state to its keeper session.
     SharedWriter,
+    /// The rights of the caller, for a fork in which the caller goes on: the right to start requests.
+    Starter,
     /// The server's own, for timers and keeper sessions.
     Server,
 }
@@ -197,10 +199,24 @@ impl<'a> SessionWrite<'a> {
         })
     }
 
+    /// Commits a fork to its new session, which begins with a state of its origin.
+    ///
+    /// # Errors
+    ///
+    /// As [`SessionWrite::commit`].
+    pub(crate) async fn commit_fork(&self, origin: SessionState) -> Result<(), EngineError> {
+        let mailbox = self.engine.inner().new_mailbox(self.session);
+        mailbox.begin_with(origin).await;
+        let session = self.session;
+        self.commit_unseen(&Command::Fork { session }).await?;
+        Ok(())
+    }
+
     /// The act that the caller needs a right for.
     pub(super) fn act(&self, command: &Command) -> Act {
         match self.authority {
             Authority::SharedWriter => Act::WriteShared,
+            Authority::Starter => Act::Start,
             Authority::Caller | Authority::Server => Act::of(command),
         }
     }
@@ -242,6 +258,7 @@ impl<'a> Submission<'a> {
             Authority::Caller | Authority::SharedWriter => {
                 rights::require_command_role(&self.write.call.caller, self.command)
             }
+            Authority::Starter => rights::require_role(&self.write.call.caller, &Act::Start),
         }
     }
 }

@@ -36,6 +36,8 @@ async fn step_and_start(
         task_state: None,
     };
     let start = Command::StartRequest(NewRequest {
+        chat: None,
+        continues: None,
         agent: "below".parse().expect("a name"),
         task: None,
         parent: Some(fenced(request, fence_below)),

@@ -407,6 +407,14 @@ impl Store for GatedStore {
         self.asked().children_of(request).await
     }
 
+    async fn chat_requests(
+        &self,
+        digest: Digest,
+        limit: usize,
+    ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
+        self.asked().chat_requests(digest, limit).await
+    }
+
     async fn committed(&self, after: u64, limit: usize) -> Result<Vec<Committed>, StoreError> {
         self.asked().committed(after, limit).await
     }

@@ -64,6 +64,8 @@ impl Rig {
 fn start(payloads: &mut Payloads, state: StatePatch, is_turn: bool) -> Command {
     let output = is_turn.then(|| output(payloads));
     Command::StartRequest(StartRequest {
+        chat: None,
+        continues: None,
         agent: "helper".parse().expect("a name"),
         task: None,
         parent: None,

@@ -223,6 +223,8 @@ pub(crate) fn start_helper(payloads: &mut Payloads, lease_ttl_ms: Option<u64>) -
 
 fn start_of(agent: &str, payloads: &mut Payloads, lease_ttl_ms: Option<u64>) -> Command {
     Command::StartRequest(StartRequest {
+        chat: None,
+        continues: None,
         agent: agent.parse().expect("a name"),
         task: None,
         parent: None,

@@ -215,6 +215,9 @@ impl World {
         }
         self.cancel_everything();
         self.rewinds.push((self.revision, to));
+        for task in &mut self.tasks {
+            task.failed = None;
+        }
         for task in 0..self.tasks.len() {
             if self.tasks[task].opened_at > to {
                 self.close_tasks_below(task, TaskStatus::Cancelled);
@@ -340,6 +343,9 @@ impl World {
             self.settle_hold(hold, decided_by_nobody(HoldStatus::Cancelled));
         }
         self.requests[request].ended = Some(outcome);
+        let failed = (outcome == RequestOutcome::Failed).then_some(request);
+        let task = self.requests[request].task;
+        self.tasks[task].failed = failed;
         self.ends.push((request, self.revision));
         let task = self.requests[request].task;
         match (self.tasks[task].close_on, outcome) {
@@ -370,6 +376,14 @@ impl World {
             });
         }
         let task = self.task_for(start, parent)?;
+        let continues = self.tasks[task].failed.take();
+        let continues = match start.continues {
+            Some(id) if continues.map(|failed| self.request_id(failed)) != Some(id) => {
+                return Err(Rejection::NotFound);
+            }
+            Some(_) => continues,
+            None => None,
+        };
         let request = self.requests.len();
         self.requests.push(KnownRequest {
             id: None,
@@ -382,11 +396,12 @@ impl World {
             attended: false,
             waited: false,
             ended: None,
+            continues,
         });
         if let Some(ttl_ms) = start.lease_ttl_ms {
             self.grant(request, ttl_ms, ctx)?;
         }
-        self.write_message(request, Role::User);
+        self.write_input(request);
         self.write_items(request, &start.items)?;
         if start.output.is_some() {
             self.write_message(request, Role::Assistant);
@@ -430,6 +445,7 @@ impl World {
                 close_on: start.close_on,
                 opened_at: self.revision,
                 closed: None,
+                failed: None,
             });
             self.tasks.len() - 1
         }))

@@ -11,6 +11,16 @@ use uuid::Uuid;
 use super::{KeyWrite, KnownItem, KnownMark, World};
 
 impl World {
+    /// Writes the input of a request. Clients see that of the request which it continues.
+    pub(super) fn write_input(&mut self, request: usize) {
+        let visibility = match self.requests[request].continues {
+            Some(_) => Visibility::Hidden,
+            None => Visibility::Visible,
+        };
+        let role = Some(Role::User);
+        self.write_item(request, ItemKind::Message, visibility, role, None);
+    }
+
     pub(super) fn write_message(&mut self, request: usize, role: Role) {
         self.write_item(
             request,

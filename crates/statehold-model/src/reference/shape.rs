@@ -7,7 +7,7 @@ use statehold_core::command::{Command, DecidedHold, LoadedFacts, Past};
 use statehold_core::hold::{Hold, HoldKind};
 use statehold_core::ids::{HoldId, ItemId, RequestId, TaskId};
 use statehold_core::record::{Event, Record};
-use statehold_core::request::{AskedAbout, LiveRequest, OpenCall};
+use statehold_core::request::{AskedAbout, Continuation, LiveRequest, OpenCall};
 use statehold_core::session::SessionState;
 use statehold_core::task::{ParentLink, Task};
 
@@ -173,6 +173,7 @@ impl World {
                 .live_request_of(task)
                 .map(|request| self.request_id(request)),
             last_outcome: requests.find_map(|request| request.ended),
+            failed: known.failed.map(|request| self.request_id(request)),
             close_on: known.close_on,
             opened_at: known.opened_at,
         }
@@ -215,9 +216,24 @@ impl World {
                 .collect(),
             ran: self.has_run(request),
             memory: self
-                .memories_at(known.started_by - 1)
+                .memories_at(self.requests[self.first_attempt(request)].started_by - 1)
                 .remove(&self.path(known.task)),
         }
+    }
+
+    /// What the request of a command takes over from the one that it continues.
+    fn continued_by(&self, command: &Command) -> Option<Continuation> {
+        let Command::StartRequest(start) = command else {
+            return None;
+        };
+        let id = start.continues?;
+        let failed = self.request_named(id)?;
+        let LiveRequest { memory, ran, .. } = self.request(failed);
+        Some(Continuation {
+            memory,
+            ran,
+            request: id,
+        })
     }
 
     fn call(&self, call: usize) -> (ItemId, OpenCall) {
@@ -310,6 +326,7 @@ impl World {
         }
         let past = past.filter(|to| (1..self.revision).contains(to));
         LoadedFacts {
+            continued: self.continued_by(command),
             hold: hold.and_then(|id| self.decided_hold(id)),
             request: request
                 .and_then(|id| Some((id, self.requests[self.request_named(id)?].ended?))),

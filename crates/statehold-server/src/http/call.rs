@@ -28,6 +28,7 @@ use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::seal::Sealer;
 use crate::http::shares::{RateLimit, ServerShares};
+use crate::openai::FailedCalls;
 use crate::reload::Reload;
 
 /// How a server behaves towards its callers.
@@ -90,6 +91,8 @@ pub(crate) struct AppState {
     tenant: Name,
     /// Answers still owed to chat clients, and holds they have seen.
     pub(crate) deliveries: Arc<DeliveryLog>,
+    /// Turns without a session that failed a short time ago.
+    pub(crate) failed_calls: FailedCalls,
 }
 
 impl std::ops::Deref for App {
@@ -116,6 +119,7 @@ impl App {
             metrics,
             tenant: "default".parse().expect("a fixed name is a name"),
             deliveries,
+            failed_calls: FailedCalls::default(),
         }))
     }
 

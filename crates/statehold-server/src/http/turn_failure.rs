@@ -29,7 +29,7 @@ impl From<FailedTurn> for Problem {
             ),
             Some(message) => format!("{alias}: {title}: {message}"),
             None => format!(
-                "{alias}: {title}; its trace says more, send the message again to begin another turn"
+                "{alias}: {title}; its trace says more, send the message again to try again"
             ),
         };
         Self::new(code, detail)

@@ -4,7 +4,7 @@
 use axum::response::Response;
 use serde::Deserialize;
 use statehold_agents::runner::RunnerError;
-use statehold_agents::spec::{AgentKind, AgentSpec, ChatDefault};
+use statehold_agents::spec::{AgentKind, AgentSpec, ChatSessions};
 use statehold_core::name::Name;
 use statehold_engine::api;
 use statehold_engine::api::agent::{AgentList, AgentView};
@@ -111,9 +111,10 @@ fn declared(spec: &AgentSpec) -> AgentView {
             _ => None,
         },
         tools: Vec::new(),
-        openai_default: match spec.openai_default {
-            ChatDefault::Stateless => "stateless",
-            ChatDefault::Stateful => "stateful",
+        sessions: match spec.sessions {
+            ChatSessions::Auto => "auto",
+            ChatSessions::Explicit => "explicit",
+            ChatSessions::None => "none",
         },
         digest: spec.digest,
         has_resume_address: None,

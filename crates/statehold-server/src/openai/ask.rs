@@ -5,9 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use statehold_engine::api::json::Raw;
-use statehold_engine::api::turn::{TurnDecision, UserMessage};
+use statehold_engine::api::json::{Raw, raw_bytes, to_body};
+use statehold_engine::api::turn::{CarriedMessage, TurnDecision, UserMessage};
+use statehold_engine::bodies::text_of;
 use utoipa::ToSchema;
 
 use super::files::{FileIn, ImageIn};
@@ -25,7 +27,7 @@ pub(crate) struct ChatIn {
     pub(crate) messages: Vec<Raw>,
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptionsIn>,
-    /// The session: its id, or `new`.
+    /// The session: its id, `new`, or `none`.
     pub(crate) conversation: Option<ConversationIn>,
     /// The user of a new session, unless the key or a header says who it is.
     pub(crate) user: Option<String>,
@@ -109,13 +111,37 @@ struct ResponseFormatIn {
 }
 
 /// A message. The server reads only these fields.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ChatMessage)]
 pub(crate) struct ChatMessageIn {
     pub(crate) role: String,
     /// Text, or a list of parts: `text`, `image_url` and `file`.
     #[schema(value_type = Option<statehold_engine::api::schema::Content>)]
     content: Option<Raw>,
+}
+
+/// The signs of a message about tools that the caller runs.
+#[derive(Debug, Deserialize)]
+struct ToolMarks {
+    #[serde(default)]
+    role: String,
+    tool_calls: Option<Vec<IgnoredAny>>,
+    function_call: Option<IgnoredAny>,
+}
+
+impl ToolMarks {
+    fn has_any(&self) -> bool {
+        let calls = self.tool_calls.as_ref();
+        matches!(self.role.as_str(), "tool" | "function")
+            || calls.is_some_and(|calls| !calls.is_empty())
+            || self.function_call.is_some()
+    }
+}
+
+/// The conversation so far, in the `data` of an input.
+#[derive(Debug, Serialize)]
+struct ContextOut<'a> {
+    history: &'a [ChatMessageIn],
 }
 
 #[derive(Debug, Deserialize)]
@@ -157,6 +183,38 @@ impl ChatIn {
     /// Whether the caller brings tools of its own.
     pub(crate) fn has_tools(&self) -> bool {
         self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
+    }
+
+    /// Whether the caller runs tools itself: it brings some, or has called one before.
+    pub(crate) fn carries_tools(&self) -> bool {
+        let has_functions = self.functions.as_ref().is_some_and(|list| !list.is_empty());
+        let is_about_tools = |message: &Raw| {
+            let read = serde_json::from_str::<ToolMarks>(message.get());
+            read.is_ok_and(|marks| marks.has_any())
+        };
+        self.has_tools() || has_functions || self.messages.iter().any(is_about_tools)
+    }
+
+    /// The messages of user and assistant before the last one, and the same for an agent that does not know
+    /// them. Other members of a message may claim anything, and are left out.
+    pub(crate) fn earlier(&self) -> (Vec<CarriedMessage>, Option<Raw>) {
+        let (mut carried, mut context) = (Vec::new(), Vec::new());
+        let earlier = self.messages.len().saturating_sub(1);
+        for message in &self.messages[..earlier] {
+            let Ok(message) = serde_json::from_str::<ChatMessageIn>(message.get()) else {
+                continue;
+            };
+            let UserMessage { text, files, .. } = message.readable_parts();
+            match message.role.as_str() {
+                "user" => carried.push(CarriedMessage::by_user(&text, &files)),
+                "assistant" => carried.push(CarriedMessage::by_assistant(&text)),
+                _ => continue,
+            }
+            context.push(message);
+        }
+        let history = || raw_bytes(&to_body(&ContextOut { history: &context }));
+        let context = (!context.is_empty()).then(history);
+        (carried, context)
     }
 
     /// Refuses parameters that no agent supports.
@@ -265,6 +323,18 @@ impl ChatMessageIn {
     pub(crate) fn is_text(&self) -> bool {
         let content = self.content.as_ref();
         content.is_some_and(|content| content.get().starts_with('"'))
+    }
+
+    /// The text and the files of a message as far as the server reads them.
+    fn readable_parts(&self) -> UserMessage {
+        let whole = self.user_message("");
+        whole.unwrap_or_else(|_| {
+            let content = self.content.as_deref();
+            UserMessage {
+                text: content.map(text_of).unwrap_or_default(),
+                ..UserMessage::default()
+            }
+        })
     }
 
     /// The message as the engine takes it: the texts of its parts, joined, and its files.

@@ -20,10 +20,10 @@ pub(crate) struct TurnContext {
 }
 
 impl TurnContext {
-    /// Notes the session that was created for the call.
-    pub(crate) fn made(&mut self, session: Option<SessionId>, has_key: bool) {
+    /// Notes the session of the call, and whether a repeat finds it again.
+    pub(crate) fn made(&mut self, session: Option<SessionId>, is_found_again: bool) {
         self.session = session;
-        self.only_here = session.filter(|_| !has_key);
+        self.only_here = session.filter(|_| !is_found_again);
     }
 
     /// Notes a turn whose session outlives the call.

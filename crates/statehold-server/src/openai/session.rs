@@ -1,7 +1,7 @@
 //! Which session a chat call is about: the one it names, a new one, or none.
 
 use http::HeaderMap;
-use statehold_agents::spec::{AgentBook, AgentSpec, ChatDefault};
+use statehold_agents::spec::AgentBook;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 
@@ -19,6 +19,8 @@ pub(crate) enum SessionChoice {
     Session(SessionId),
     /// A new session.
     New,
+    /// No session: nothing is kept.
+    None,
     /// The call names none: the declaration of the agent decides.
     Unsaid,
 }
@@ -37,17 +39,13 @@ impl SessionChoice {
         match named {
             None => Ok(Self::Unsaid),
             Some("new") => Ok(Self::New),
+            Some("none") => Ok(Self::None),
             // A text that is no id names no session.
             Some(id) => id
                 .parse()
                 .map(Self::Session)
                 .map_err(|_| Problem::not_found()),
         }
-    }
-
-    /// Whether the call to an agent has no session.
-    pub(crate) fn is_stateless(self, spec: &AgentSpec) -> bool {
-        self == Self::Unsaid && matches!(spec.openai_default, ChatDefault::Stateless)
     }
 }
 

@@ -1,19 +1,21 @@
 //! Calls without a session: the caller sends the whole conversation, and an agent of this server answers in
 //! a session in memory, which is deleted at the end of the call.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use statehold_agents::scratch::ScratchEngine;
 use statehold_agents::spec::{AgentBook, AgentKind};
+use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
+use statehold_core::time::Timestamp;
 use statehold_engine::api::json::{raw_bytes, to_body};
 use statehold_engine::api::session;
 use statehold_engine::api::turn::{
-    OpenTurn, TurnInput, UserMessage, start_alone, stateless_session,
+    self, DeliveryLog, OpenTurn, TurnHandle, TurnInput, UserMessage, start_alone, stateless_session,
 };
-use statehold_engine::{Call, Caller};
+use statehold_engine::{Call, Caller, Share, Shares};
 
 use super::ChatCall;
 use super::ask::{CallerMessages, ChatMessageIn};
@@ -21,11 +23,88 @@ use super::session::unknown_agent;
 use crate::http::call::App;
 use crate::http::problem::{Code, Problem};
 
+/// How long a failed turn is kept for a call that repeats it.
+const KEPT_MS: u64 = 10 * 60 * 1_000;
+/// How many bytes failed turns may take together, roughly.
+const KEPT_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// The least that one of them counts.
+const KEPT_BYTES_MIN: usize = 64 * 1024;
+
 /// A session in memory, which is deleted when this is dropped.
 pub(crate) struct ScratchSession {
     room: Arc<ScratchEngine>,
     caller: Caller,
     session: SessionId,
+    log: Arc<DeliveryLog>,
+    /// Digest of the caller, the agent with its declaration, and the whole body of the call.
+    call: Digest,
+    /// The caller outside, and roughly the bytes that the session takes.
+    holder: Caller,
+    bytes: usize,
+}
+
+/// Turns without a session that failed a short time ago. A call that repeats one goes on from it.
+pub(crate) struct FailedCalls {
+    kept: Mutex<BTreeMap<Digest, FailedCall>>,
+    bytes: Shares,
+}
+
+struct FailedCall {
+    scratch: Arc<ScratchSession>,
+    until: Timestamp,
+    /// Its part of the memory.
+    share: Share,
+}
+
+impl Default for FailedCalls {
+    fn default() -> Self {
+        Self {
+            kept: Mutex::default(),
+            bytes: Shares::new(KEPT_BYTES_MAX),
+        }
+    }
+}
+
+impl FailedCalls {
+    fn kept(&self, now: Timestamp) -> MutexGuard<'_, BTreeMap<Digest, FailedCall>> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|_, failed| failed.until > now);
+        kept
+    }
+
+    fn find(&self, call: Digest, now: Timestamp) -> Option<Arc<ScratchSession>> {
+        let kept = self.kept(now);
+        kept.get(&call).map(|failed| Arc::clone(&failed.scratch))
+    }
+
+    /// Notes how the turn of a call has ended. A failed one is kept if the caller has memory left for it.
+    pub(crate) fn settle(
+        &self,
+        app: &App,
+        scratch: &Arc<ScratchSession>,
+        (turn, has_failed): (&TurnHandle, bool),
+    ) {
+        let now = app.engine.now();
+        // A failure is told once; the next call goes on from it.
+        scratch.log.forget(turn.session, turn.request);
+        let mut kept = self.kept(now);
+        let known = kept.remove(&scratch.call);
+        if !has_failed {
+            return;
+        }
+        let share = match known {
+            Some(known) => Ok(known.share),
+            None => self.bytes.take(&scratch.holder, scratch.bytes),
+        };
+        if let Ok(share) = share {
+            let failed = FailedCall {
+                scratch: Arc::clone(scratch),
+                until: now.plus_ms(KEPT_MS),
+                share,
+            };
+            kept.insert(scratch.call, failed);
+        }
+    }
 }
 
 impl Drop for ScratchSession {
@@ -51,9 +130,12 @@ impl ChatCall {
         agent: &Name,
         message: &ChatMessageIn,
         path: &str,
-    ) -> Result<(OpenTurn, ScratchSession), Problem> {
+    ) -> Result<(OpenTurn, Arc<ScratchSession>), Problem> {
         self.require_no_session("a call without a session")?;
         let declared = app.options.agents.get();
+        if self.chat.carries_tools() && !passes_tools(&declared, agent) {
+            self.chat.require_plain()?;
+        }
         require_stateless(&declared, agent)?;
         let scratch = app.options.scratch.as_ref();
         let scratch = scratch.ok_or_else(|| agent_needs_session(agent))?;
@@ -67,8 +149,7 @@ impl ChatCall {
         // The configuration may have been reloaded meanwhile: the declarations of the room count.
         let book = room.book().unwrap_or(&declared);
         require_stateless(book, agent)?;
-        let spec = book.agent(agent);
-        let passes = spec.is_some_and(|spec| matches!(spec.kind, AgentKind::Openai(_)));
+        let passes = passes_tools(book, agent);
         let is_user = message.role == "user";
         if !passes {
             self.chat.require_plain()?;
@@ -82,26 +163,56 @@ impl ChatCall {
             data: Some(raw_bytes(&to_body(&conversation))),
             ..message.user_message(path)?
         };
-        let engine = room.engine();
-        let (caller, session) = stateless_session(engine, &self.asked.caller, agent).await?;
-        let scratch = ScratchSession {
-            room: Arc::clone(&room),
-            caller: caller.clone(),
-            session,
-        };
-        let input = TurnInput {
-            call: Call::by(caller),
+        let config = book.agent(agent).map(|spec| spec.digest);
+        let input = |scratch: &ScratchSession| TurnInput {
+            call: Call::by(scratch.caller.clone()),
             key: None,
-            session,
+            session: scratch.session,
             agent: agent.clone(),
             task: None,
             message,
             credential: self.credential.clone(),
+            config,
             decides_elsewhere: false,
         };
-        let turn = start_alone(&app.engine, engine, &input).await?;
+        let call = self.digest(agent, config);
+        if let Some(scratch) = app.failed_calls.find(call, app.engine.now()) {
+            let (engine, log) = (scratch.room.engine(), &scratch.log);
+            let mut turn = turn::open_turn(engine, log, input(&scratch), Vec::new()).await?;
+            turn.handle.set_host(&app.engine);
+            return Ok((turn, scratch));
+        }
+        let engine = room.engine();
+        let (caller, session) = stateless_session(engine, &self.asked.caller, agent).await?;
+        let scratch = Arc::new(ScratchSession {
+            room: Arc::clone(&room),
+            caller,
+            session,
+            log: Arc::new(DeliveryLog::new(engine.now())),
+            call,
+            holder: self.asked.caller.clone(),
+            bytes: KEPT_BYTES_MIN + 4 * self.body.len(),
+        });
+        let input = input(&scratch);
+        let turn = start_alone(&app.engine, (engine, &scratch.log), &input).await?;
         Ok((turn, scratch))
     }
+
+    /// The digest by which a repetition of the call is known.
+    fn digest(&self, agent: &Name, config: Option<Digest>) -> Digest {
+        let Caller {
+            tenant, principal, ..
+        } = &self.asked.caller;
+        let config = config.map(|config| config.to_string()).unwrap_or_default();
+        let call = format!("{tenant} {principal} {agent} {config} ");
+        Digest::sha256(&[call.as_bytes(), &self.body].concat())
+    }
+}
+
+/// Whether the tools and the parameters of the caller reach an agent.
+fn passes_tools(book: &AgentBook, agent: &Name) -> bool {
+    let spec = book.agent(agent);
+    spec.is_some_and(|spec| matches!(spec.kind, AgentKind::Openai(_)))
 }
 
 /// Requires that the agent is declared and can work without a session.
@@ -115,7 +226,7 @@ fn require_stateless(book: &AgentBook, agent: &Name) -> Result<(), Problem> {
     Ok(())
 }
 
-fn agent_needs_session(agent: &Name) -> Problem {
+pub(crate) fn agent_needs_session(agent: &Name) -> Problem {
     let detail = format!(
         "`{agent}` works in sessions; send the header `x-statehold-session: new`, or the id of a session"
     );

@@ -1,6 +1,7 @@
 //! The answer as a stream: pieces of the draft while the agent writes it, then the rest of the committed
 //! answer. The stream ends only after the commit.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 use super::completion::{CompletionWriter, Ending, reply_of};
 use super::errors::ErrorOut;
 use super::refusal::with_session;
-use super::stateless::needs_session;
+use super::stateless::{ScratchSession, needs_session};
 use crate::http::call::{App, unauthenticated};
 use crate::http::delivery::BodyPiece;
 use crate::http::problem::Problem;
@@ -39,8 +40,9 @@ pub(crate) struct StreamWriter {
     pub(crate) pieces: Sender<BodyPiece>,
     /// The pieces of this turn's answer that have been sent.
     pub(crate) drafted: String,
-    /// Whether the turn has a session. If not, the call fails at a pause: the client cannot come back.
-    pub(crate) has_session: bool,
+    /// The session in memory of a turn without a session. Such a call fails at a pause: the client cannot come
+    /// back.
+    pub(crate) scratch: Option<Arc<ScratchSession>>,
     /// Whether the agent may ask for calls of tools that the caller brought.
     pub(crate) with_calls: bool,
     /// The session, if a repeat of the call would create another one.
@@ -127,12 +129,17 @@ impl StreamWriter {
     /// Ends the stream with the error or the answer of the turn, or with its pause.
     async fn end(&self, snapshot: TurnSnapshot) -> Result<(), StreamError> {
         let receipt = self.receipt(&snapshot);
-        if let Some(failed) = self.turn.failure(&snapshot).await {
+        let failure = self.turn.failure(&snapshot).await;
+        if let Some(scratch) = &self.scratch {
+            let end = (&self.turn, failure.is_some());
+            self.app.failed_calls.settle(&self.app, scratch, end);
+        }
+        if let Some(failed) = failure {
             let problem = with_session(failed.into(), self.only_here);
             return self.send(&to_body(&ErrorOut::of(&problem)), receipt).await;
         }
         let is_paused = snapshot.is_paused();
-        if is_paused && !self.has_session {
+        if is_paused && self.scratch.is_some() {
             return Err(needs_session().into());
         }
         let mut answer = reply_of(&snapshot, self.with_calls, &self.base);
@@ -159,8 +166,8 @@ impl StreamWriter {
     /// The receipt for an answer that shows this snapshot. None for a turn without a session.
     fn receipt(&self, snapshot: &TurnSnapshot) -> Option<DeliveryReceipt> {
         let deliveries = &self.app.deliveries;
-        self.has_session
-            .then(|| deliveries.receipt(&self.turn, &self.completion.earlier, snapshot))
+        let has_session = self.scratch.is_none();
+        has_session.then(|| deliveries.receipt(&self.turn, &self.completion.earlier, snapshot))
     }
 
     async fn send_text(&self, text: &str) -> Result<(), StreamError> {

@@ -5,6 +5,7 @@ mod errors;
 mod lost;
 mod pauses;
 mod questions;
+mod recalled;
 mod stateless;
 mod streams;
 mod turns;
@@ -17,7 +18,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, ChatMemory, ConversationsSpec, FinalAnswer,
+    AgentBook, AgentKind, AgentSpec, ChatMemory, ChatSessions, ConversationsSpec, FinalAnswer,
     OpenaiSpec, RouterSpec, Routing,
 };
 use statehold_core::digest::Digest;
@@ -37,11 +38,7 @@ fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }
 
-pub(crate) fn agent(
-    text: &str,
-    kind: AgentKind,
-    openai_default: ChatDefault,
-) -> (Name, Arc<AgentSpec>) {
+pub(crate) fn agent(text: &str, kind: AgentKind, sessions: ChatSessions) -> (Name, Arc<AgentSpec>) {
     let spec = AgentSpec {
         name: name(text),
         description: None,
@@ -52,7 +49,7 @@ pub(crate) fn agent(
         keep_pairs: None,
         timeout: Duration::from_secs(5),
         retries: 0,
-        openai_default,
+        sessions,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))
@@ -84,18 +81,15 @@ fn book() -> Arc<AgentBook> {
         headers: Vec::new(),
     }));
     let agents = [
-        agent("helper", AgentKind::Worker, ChatDefault::Stateful),
-        agent("boss", AgentKind::Worker, ChatDefault::Stateful),
-        agent("quiet", AgentKind::Worker, ChatDefault::Stateless),
-        agent("service", service, ChatDefault::Stateless),
-        agent("desk", router(&["service"]), ChatDefault::Stateless),
-        agent("team", router(&["desk", "quiet"]), ChatDefault::Stateless),
-        agent("archive", archive, ChatDefault::Stateless),
-        agent(
-            "office",
-            router(&["desk", "archive"]),
-            ChatDefault::Stateless,
-        ),
+        agent("helper", AgentKind::Worker, ChatSessions::Auto),
+        agent("boss", AgentKind::Worker, ChatSessions::Auto),
+        agent("strict", AgentKind::Worker, ChatSessions::Explicit),
+        agent("quiet", AgentKind::Worker, ChatSessions::None),
+        agent("service", service, ChatSessions::None),
+        agent("desk", router(&["service"]), ChatSessions::None),
+        agent("team", router(&["desk", "quiet"]), ChatSessions::None),
+        agent("archive", archive, ChatSessions::None),
+        agent("office", router(&["desk", "archive"]), ChatSessions::None),
     ];
     Arc::new(AgentBook {
         agents: agents.into(),

@@ -6,6 +6,7 @@ use statehold_core::ids::SessionId;
 use statehold_core::record::{ErasedPayloads, Event};
 
 use super::{Entry, Session, Tables};
+use crate::CHAT_REQUESTS_MAX;
 
 impl Tables {
     pub(super) fn begin_erasure(&mut self, session: SessionId, payloads: ErasedPayloads) {
@@ -13,6 +14,11 @@ impl Tables {
         let answers = self.answers.values_mut();
         for answer in answers.filter(|answer| answer.session == session) {
             answer.body.clear();
+        }
+        for slot in 0..CHAT_REQUESTS_MAX {
+            if let Some(place) = self.chat_places.remove(&(session, slot)) {
+                self.chat_requests.remove(&place);
+            }
         }
         if payloads == ErasedPayloads::Hidden {
             return;

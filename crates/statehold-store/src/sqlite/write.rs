@@ -14,7 +14,7 @@ use statehold_core::time::Timestamp;
 use super::log::{self, Link, RowColumns, SessionRow, WAYPOINT_EVERY, pack_exchanges, pack_links};
 use super::recent::Recent;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
-use super::{erase, memory, read};
+use super::{chats, erase, memory, read};
 use crate::codec::{self, BLOB_BYTES_MIN};
 use crate::commit::{Answer, Commit, SharedWrite, StateWrite, results_in};
 use crate::port::{HoldPlace, SharedOwner, StoreError};
@@ -92,11 +92,13 @@ fn write_all(
     write_tasks(conn, commit, pk, log)?;
     memory::write(conn, commit, pk, log, &exchanges)?;
     write_requests(conn, commit, owner, pk)?;
+    chats::write(conn, &commit.record, pk, log)?;
     write_holds(conn, commit, owner, pk)?;
     write_state(conn, commit, pk)?;
     if let Some(payloads) = commit.writes.erased {
         // Delete rows beside the log now; `erase` removes the payloads in the log later.
         run(conn, "DELETE FROM task_state WHERE session = ?1", [pk])?;
+        chats::remove(conn, pk)?;
         // Idempotency keys stay taken; the kept answers are erased.
         let id = id_bytes(content.session.as_uuid());
         run(

@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
-use statehold_core::command::Command;
+use statehold_core::command::{Command, StartRequest};
+use statehold_core::digest::Digest;
 use statehold_core::hold::{DecisionKind, HoldStatus};
-use statehold_core::ids::{HoldId, RequestId, TaskId};
+use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
 use statehold_core::projection::EndedRequest;
 use statehold_core::record::{Event, Record};
 use statehold_core::request::RequestOutcome;
+use statehold_core::session::TtlMode;
 use statehold_core::task::TaskStatus;
 
 use super::HEALTHY;
 use super::driver::Driver;
 use super::{fixture, story};
-use crate::Store;
+use crate::{CHAT_REQUESTS_MAX, Store};
 
 async fn told(store: Arc<dyn Store>) -> Driver {
     let mut driver = Driver::new(store, fixture::owner(), 1);
@@ -243,6 +245,68 @@ pub(super) async fn a_request_knows_the_requests_that_it_started(store: Arc<dyn 
             driver.ok(&driver.client(), close).await;
         }
     }
+}
+
+/// A whole turn of a chat call with this digest.
+async fn chat(driver: &mut Driver, digest: Digest) -> (SessionId, RequestId) {
+    let output = Some(driver.output("an answer"));
+    let turn = StartRequest {
+        chat: Some(digest),
+        output,
+        ..driver.leased("planner")
+    };
+    driver.by_worker(Command::StartRequest(turn)).await;
+    let started = driver.requests.last().expect("it was started");
+    (driver.session(), *started)
+}
+
+pub(super) async fn chat_requests_are_found_by_their_digest_newest_first(store: Arc<dyn Store>) {
+    let (hi, bye) = (Digest::sha256(b"hi"), Digest::sha256(b"bye"));
+    let mut first = Driver::begin(&store, 1).await;
+    let mut second = Driver::begin(&store, 2).await;
+    let found = async |digest, limit| store.chat_requests(digest, limit).await.expect(HEALTHY);
+    assert_eq!(found(hi, 9).await, []);
+    let one = chat(&mut first, hi).await;
+    let two = chat(&mut second, hi).await;
+    let three = chat(&mut first, hi).await;
+    let other = chat(&mut second, bye).await;
+    second.turn("planner").await;
+    assert_eq!(found(hi, 9).await, [three, two, one]);
+    assert_eq!(found(hi, 2).await, [three, two]);
+    assert_eq!(found(bye, 9).await, [other]);
+    let mut fork = first.fork(3, first.state.revision).await;
+    assert_eq!(found(hi, 9).await, [three, two, one], "a fork has its own");
+    let four = chat(&mut fork, hi).await;
+    assert_eq!(found(hi, 9).await, [four, three, two, one]);
+}
+
+pub(super) async fn a_session_is_found_by_its_newest_chat_requests_only(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    let digest_of = |n: u64| Digest::sha256(&n.to_be_bytes());
+    let mut started = Vec::new();
+    for n in 0..CHAT_REQUESTS_MAX + 2 {
+        started.push(chat(&mut driver, digest_of(n)).await);
+    }
+    for (n, at) in (0..).zip(&started) {
+        let found = store.chat_requests(digest_of(n), 9).await.expect(HEALTHY);
+        let expected: &[_] = if n < 2 { &[] } else { &[*at] };
+        assert_eq!(found, expected, "request {n}");
+    }
+}
+
+pub(super) async fn no_chat_request_of_an_erased_session_is_found(store: Arc<dyn Store>) {
+    let hi = Digest::sha256(b"hi");
+    let mut kept = Driver::begin(&store, 1).await;
+    let mut deleted = Driver::begin(&store, 2).await;
+    let mut expired = Driver::begin(&store, 3).await;
+    expired.live_for(Some((TtlMode::Fixed, 60_000))).await;
+    let stays = chat(&mut kept, hi).await;
+    chat(&mut deleted, hi).await;
+    chat(&mut expired, hi).await;
+    deleted.delete_session().await;
+    expired.expire().await;
+    let found = store.chat_requests(hi, 9).await.expect(HEALTHY);
+    assert_eq!(found, [stays]);
 }
 
 fn starts(record: &Record, wanted: RequestId) -> bool {

@@ -2,6 +2,7 @@
 //! deadlines, cancels, state of every scope, a rewind, the end.
 
 use statehold_core::command::{Command, Output, StartRequest, StatePatch};
+use statehold_core::digest::Digest;
 use statehold_core::hold::{DecisionKind, HoldKind, OnExpiry};
 use statehold_core::item::{CallOutcome, NewItem, Role, Visibility};
 use statehold_core::principal::Actor;
@@ -60,6 +61,7 @@ pub const STEPS: &[Step] = &[
         let attachments = vec![d.file("a map"), d.file([0, 255, 0])];
         let start = StartRequest {
             attachments,
+            chat: Some(Digest::sha256(b"plan a trip")),
             ..d.start("planner")
         };
         (d.client(), Command::StartRequest(start))

@@ -88,6 +88,8 @@ impl Driver {
     pub fn start(&mut self, agent: &str) -> StartRequest {
         let input = self.body(format!("question {}", self.requests.len() + 1));
         StartRequest {
+            chat: None,
+            continues: None,
             agent: name(agent),
             task: None,
             parent: None,

@@ -288,6 +288,11 @@ const TAMPERED: &[&str] = &[
     "UPDATE child_request SET child = parent",
     "UPDATE child_request SET rowid = rowid + 1000 WHERE rowid = 1",
     "INSERT INTO child_request SELECT parent, zeroblob(16) FROM child_request LIMIT 1",
+    "DELETE FROM chat_request",
+    "UPDATE chat_request SET digest = digest + 1",
+    "UPDATE chat_request SET log = log + 1",
+    "UPDATE chat_request SET pk = pk + 1",
+    "INSERT INTO chat_request SELECT pk + 1, digest, log FROM chat_request LIMIT 1",
     // Holds.
     "DELETE FROM open_hold",
     "UPDATE open_hold SET request = zeroblob(16)",

@@ -4,5 +4,6 @@
 mod crowd;
 mod faults;
 mod reload;
+mod retries;
 mod stage;
 mod steps;

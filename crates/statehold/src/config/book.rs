@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, ConversationsSpec, LlmSpec, ModelSpec,
-    OpenaiSpec, ToolServerSpec, ToolTransport,
+    AgentBook, AgentKind, AgentSpec, ConversationsSpec, LlmSpec, ModelSpec, OpenaiSpec,
+    ToolServerSpec, ToolTransport,
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -176,10 +176,6 @@ impl ConfigReader<'_> {
         self.require_settings_of(place, kind);
         let mut declaration = agent.declared.clone();
         declaration.kind = Some(kind);
-        // Writing the default explicitly must not change the digest.
-        declaration
-            .openai_default
-            .take_if(|default| *default == ChatDefault::Stateless);
         let state_schema = self.state_schema(place, &mut declaration);
         let built = match kind {
             DeclaredKind::Worker => {
@@ -205,6 +201,13 @@ impl ConfigReader<'_> {
             let keys = keys.iter().flatten();
             keys.map(|key| key.key().clone()).collect()
         };
+        let built = built?;
+        let default = built.default_sessions();
+        let sessions = declaration.sessions.unwrap_or(default);
+        // Writing the default explicitly must not change the digest.
+        declaration
+            .sessions
+            .take_if(|sessions| *sessions == default);
         Some(AgentSpec {
             name: name.clone(),
             description: declaration.description.clone().map(Into::into),
@@ -216,9 +219,9 @@ impl ConfigReader<'_> {
                 .map(|pairs| usize::try_from(pairs.get()).unwrap_or(usize::MAX)),
             timeout: timeout(declaration.timeout_seconds),
             retries: retries(declaration.retries),
-            openai_default: declaration.openai_default.unwrap_or_default(),
+            sessions,
             digest: self.digest(name, agent, kind, &declaration),
-            kind: built?,
+            kind: built,
         })
     }
 

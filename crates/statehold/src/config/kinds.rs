@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use statehold_agents::spec::{ChatDefault, ChatMemory};
+use statehold_agents::spec::{ChatMemory, ChatSessions};
 use statehold_core::name::Name;
 use statehold_core::task::CloseOn;
 
@@ -85,7 +85,6 @@ pub(crate) struct AgentDeclaration {
     pub(super) memory: Option<ChatMemory>,
     /// For `openai` the model's name at the service, otherwise the name of a declared model.
     pub(super) model: Option<NonEmptyText>,
-    pub(super) openai_default: Option<ChatDefault>,
     pub(super) otherwise: Option<Name>,
     pub(super) prompt: Option<NonEmptyText>,
     pub(super) prompt_file: Option<PathBuf>,
@@ -93,6 +92,7 @@ pub(crate) struct AgentDeclaration {
     pub(super) route_by: Option<RouteBy>,
     pub(super) routing_prompt: Option<NonEmptyText>,
     pub(super) rules: Option<Vec<RuleTable>>,
+    pub(super) sessions: Option<ChatSessions>,
     pub(super) state_schema: Option<SchemaTable>,
     pub(super) state_schema_file: Option<PathBuf>,
     pub(super) steps_max: Option<StepCount>,
@@ -148,7 +148,6 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 29] = [
     ("kind", &DeclaredKind::ALL),
     ("memory", &[Openai]),
     ("model", &[Openai, Llm, Router]),
-    ("openai_default", &DeclaredKind::ALL),
     ("otherwise", &[Router]),
     ("prompt", &[Llm]),
     ("prompt_file", &[Llm]),
@@ -156,6 +155,7 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 29] = [
     ("route_by", &[Router]),
     ("routing_prompt", &[Router]),
     ("rules", &[Router]),
+    ("sessions", &DeclaredKind::ALL),
     ("state_schema", &[Openai]),
     ("state_schema_file", &[Openai]),
     ("steps_max", &[Llm]),

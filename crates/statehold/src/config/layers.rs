@@ -251,6 +251,10 @@ fn unknown<'a>(
     known: impl Iterator<Item = &'a String>,
 ) -> anyhow::Error {
     let failure = Failure::usage(format!("there is no setting `{key}` ({source})"));
+    if let Some(agent) = key.strip_suffix(".openai_default") {
+        let hint = format!("it is `{agent}.sessions` now: \"auto\", \"explicit\" or \"none\"");
+        return failure.hint(hint).into();
+    }
     let nearest = known.min_by_key(|known| strsim::damerau_levenshtein(known, key));
     let nearest = nearest.map_or("", String::as_str);
     let hint = format!("did you mean `{nearest}`? see all with: statehold config show");

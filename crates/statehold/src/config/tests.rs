@@ -309,6 +309,15 @@ fn a_policy_with_something_unknown_is_refused() {
         refused(Some(&tool(line)), &[], &says);
     }
     refused(
+        Some("[agents.a]\nopenai_default = \"stateful\"\n"),
+        &[],
+        &[
+            "`agents.a.openai_default`",
+            "`agents.a.sessions`",
+            "\"auto\"",
+        ],
+    );
+    refused(
         Some("[agents.a]\ntool = 1\n"),
         &[],
         &["`agents.a.tool`", "did you mean"],

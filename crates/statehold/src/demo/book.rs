@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use regex::Regex;
-use statehold_agents::spec::{
-    AgentKind, AgentSpec, ChatDefault, FinalAnswer, RouterSpec, Routing, RoutingRule,
-};
+use statehold_agents::spec::{AgentKind, AgentSpec, FinalAnswer, RouterSpec, Routing, RoutingRule};
 use statehold_core::digest::Digest;
 use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
 use statehold_core::name::Name;
@@ -67,10 +65,7 @@ fn agent(text: &str, description: &str, kind: AgentKind) -> AgentSpec {
     AgentSpec {
         name: name(text),
         description: Some(description.to_owned()),
-        openai_default: match &kind {
-            AgentKind::Router(_) => ChatDefault::Stateful,
-            _ => ChatDefault::default(),
-        },
+        sessions: kind.default_sessions(),
         kind,
         import: Vec::new(),
         export: Vec::new(),
@@ -139,6 +134,8 @@ fn key(text: &str) -> StateKey {
 
 #[cfg(test)]
 mod tests {
+    use statehold_agents::spec::ChatSessions;
+
     use super::*;
 
     /// The agent of the first matching rule.
@@ -191,7 +188,7 @@ mod tests {
         );
         let description = book[0].description.as_deref().unwrap_or_default();
         assert!(description.contains("rules, not a model"));
-        assert_eq!(book[0].openai_default, ChatDefault::Stateful);
+        assert_eq!(book[0].sessions, ChatSessions::Auto);
     }
 
     #[test]

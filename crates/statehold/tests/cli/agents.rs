@@ -13,7 +13,7 @@ use super::remote::run;
 const DECLARED: [(&str, &str); 4] = [
     (
         "STATEHOLD__AGENTS__BOSS",
-        "{ kind = \"router\", agents = [\"gpa\"], otherwise = \"gpa\", openai_default = \"stateful\" }",
+        "{ kind = \"router\", agents = [\"gpa\"], otherwise = \"gpa\", sessions = \"auto\" }",
     ),
     (
         "STATEHOLD__AGENTS__GPA",
@@ -34,8 +34,8 @@ fn agents_are_listed_and_shown_as_they_are_declared() {
     assert_eq!(
         listed.out,
         "AGENT\tKIND\tCHAT\tCHOOSES FROM\tDESCRIPTION\n\
-         boss\trouter\tstateful\tgpa\t-\n\
-         gpa\topenai\tstateless\t-\tKnows much.\n"
+         boss\trouter\tauto\tgpa\t-\n\
+         gpa\topenai\tnone\t-\tKnows much.\n"
     );
     let shown = live.check(
         &["agents", "show", "gpa"],

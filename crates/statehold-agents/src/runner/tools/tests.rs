@@ -20,7 +20,7 @@ use super::super::generation::{Generation, RunnerShared, TurnPermit};
 use super::*;
 use crate::http::HttpPool;
 use crate::message::AgentMessage;
-use crate::spec::{AgentBook, AgentKind, AgentSpec, ChatDefault};
+use crate::spec::{AgentBook, AgentKind, AgentSpec, ChatSessions};
 use crate::turn::TurnAnswer;
 
 fn name(text: &str) -> Name {
@@ -105,7 +105,7 @@ impl Scene {
             keep_pairs: None,
             timeout: Duration::from_secs(10),
             retries: 0,
-            openai_default: ChatDefault::Stateless,
+            sessions: ChatSessions::None,
             digest: Digest::sha256(b"assistant"),
         };
         let turns = Arc::new(Semaphore::new(1));

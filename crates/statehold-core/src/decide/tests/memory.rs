@@ -216,3 +216,65 @@ fn a_path_too_many_is_refused_and_known_ones_go_on() {
     w.ok(whole("more"));
     assert_eq!(w.state.memories.len(), AGENT_PATHS_MAX);
 }
+
+#[test]
+fn a_continuation_knows_what_the_failed_request_knew() {
+    let mut w = new_session();
+    w.ok(leased(start("llm")));
+    w.ok(w.complete("R1"));
+    w.ok(leased(start("llm")));
+    w.run_tool("R2");
+    w.ok(w.fail("R2"));
+    assert_eq!(w.memory("llm"), known(2, "R2"), "its tool ran");
+    w.ok(leased(w.go_on_from("T1", "llm", "R2")));
+    assert_eq!(w.knows("R3"), known(1, "R1"));
+    w.ok(w.fail("R3"));
+    assert_eq!(w.memory("llm"), known(3, "R3"), "the tool ran for it too");
+    w.ok(leased(w.go_on_from("T1", "llm", "R3")));
+    assert_eq!(w.knows("R4"), known(1, "R1"));
+    w.ok(w.complete("R4"));
+    assert_eq!(w.memory("llm"), known(4, "R4"));
+}
+
+#[test]
+fn only_the_newest_request_of_a_task_is_continued_and_only_once_and_if_it_failed() {
+    let mut w = new_session();
+    w.ok(leased(start("llm")));
+    let live = w.no(w.go_on_from("T1", "llm", "R1"));
+    assert!(matches!(live, Rejection::TaskBusy { .. }));
+    w.ok(w.fail("R1"));
+    let elsewhere = w.no(w.go_on_from("T1", "other", "R1"));
+    assert!(matches!(elsewhere, Rejection::TaskElsewhere { .. }));
+    w.ok(leased(w.go_on_from("T1", "llm", "R1")));
+    w.ok(w.complete("R2"));
+    assert_eq!(w.no(w.go_on_from("T1", "llm", "R1")), Rejection::NotFound);
+    assert_eq!(w.no(w.go_on_from("T1", "llm", "R2")), Rejection::NotFound);
+    w.ok(leased(w.go_on("T1", "llm")));
+    w.ok(w.cancel("R3"));
+    assert_eq!(w.no(w.go_on_from("T1", "llm", "R3")), Rejection::NotFound);
+    w.ok(leased(w.go_on("T1", "llm")));
+    w.ok(w.fail("R4"));
+    let to = w.state.revision - 2;
+    w.ok(Command::Rewind { to });
+    assert_eq!(
+        w.no(w.go_on_from("T1", "llm", "R4")),
+        Rejection::NotFound,
+        "taken back"
+    );
+}
+
+#[test]
+fn clients_see_the_input_of_the_first_attempt_only() {
+    let mut w = new_session();
+    w.ok(leased(start("llm")));
+    w.ok(w.fail("R1"));
+    w.ok(leased(w.go_on_from("T1", "llm", "R1")));
+    w.ok(w.complete("R2"));
+    let shown: Vec<Role> = w
+        .items()
+        .iter()
+        .filter(|(.., item)| item.visibility == Visibility::Visible)
+        .filter_map(|(.., item)| item.role)
+        .collect();
+    assert_eq!(shown, [Role::User, Role::Assistant]);
+}

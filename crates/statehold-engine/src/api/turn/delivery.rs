@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId, SessionId};
 use statehold_core::time::Timestamp;
 
@@ -33,6 +34,8 @@ struct DeliveryEntries {
     /// The same turns in the order in which they began.
     begun: VecDeque<(SessionId, RequestId)>,
     sent: RecentSet<RequestId>,
+    /// Turns with the declaration that their agent had when they started.
+    configs: RecentSet<(RequestId, Digest)>,
     seen: RecentSet<HoldId>,
 }
 
@@ -112,8 +115,25 @@ impl DeliveryLog {
             && self.is_owed(session, request, started_at, ended_at)
     }
 
+    /// Notes the declaration that the agent of a turn has at its start.
+    pub(super) fn note_config(&self, request: RequestId, config: Option<Digest>) {
+        if let Some(config) = config {
+            self.entries().configs.add((request, config));
+        }
+    }
+
+    /// Whether the agent of a turn had this declaration at its start, as far as the log remembers.
+    pub(super) fn has_config(&self, request: RequestId, config: Option<Digest>) -> bool {
+        config.is_some_and(|config| self.entries().configs.has(&(request, config)))
+    }
+
+    /// Whether a client has received the whole answer of a turn, as far as the log remembers.
+    pub(super) fn has_sent(&self, request: RequestId) -> bool {
+        self.entries().sent.has(&request)
+    }
+
     /// Drops a turn whose answer no client waits for.
-    pub(super) fn forget(&self, session: SessionId, request: RequestId) {
+    pub fn forget(&self, session: SessionId, request: RequestId) {
         self.entries().settle(session, request);
     }
 

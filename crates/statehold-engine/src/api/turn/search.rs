@@ -3,10 +3,12 @@
 
 use std::collections::BTreeSet;
 
+use serde::Deserialize;
 use statehold_core::command::StartRequest;
 use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
-use statehold_core::ids::RequestId;
+use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::Role;
+use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_core::time::Timestamp;
 use statehold_store::{HoldOrder, SessionSummary};
@@ -17,7 +19,7 @@ use super::{
 };
 use crate::api::hold::{DecisionInput, decide_shown};
 use crate::api::json::raw_text;
-use crate::bodies::{DecisionBody, message_in, parse};
+use crate::bodies::{DecisionBody, error_in, message_in, parse, payload};
 use crate::caller::Caller;
 use crate::commit::idempotency::{IdempotencyKey, KEPT_MS};
 use crate::engine::Engine;
@@ -32,6 +34,19 @@ const ANSWERED_PAGE: usize = 100;
 /// The age at which an idempotency key may have expired: a minute early, because commit times may run
 /// ahead of the clock that expires keys.
 const KEY_EXPIRED_MS: u64 = KEPT_MS - 60 * 1_000;
+/// How long after its failure a turn is continued by a repeated call.
+pub(super) const CONTINUED_MS: u64 = 10 * 60 * 1_000;
+/// Failures after which trying again may help: the agent, the model or the tool server was not reached, did not
+/// answer in time, or failed itself.
+const TRANSIENT: [&str; 7] = [
+    "agent_busy",
+    "agent_cut_off",
+    "agent_error",
+    "agent_timeout",
+    "agent_unreachable",
+    "tool_timeout",
+    "tool_unreachable",
+];
 /// How many live turns of an agent a call may attach to.
 const LIVE_MAX: usize = 64;
 /// How many messages are read to find the newest turn of an agent.
@@ -49,6 +64,8 @@ pub(super) struct TurnSearch<'a> {
     summary: SessionSummary,
     /// The newest decided holds of the session, read once.
     decided: Option<Vec<HoldDetail>>,
+    /// The failed turn that a new turn continues, and its task.
+    pub(super) continues: Option<(TaskId, RequestId)>,
     /// The open question that the message does not fit.
     pub(super) unanswered: Option<HoldDetail>,
 }
@@ -70,6 +87,7 @@ impl<'a> TurnSearch<'a> {
             reader,
             summary,
             decided: None,
+            continues: None,
             unanswered: None,
         })
     }
@@ -107,7 +125,56 @@ impl<'a> TurnSearch<'a> {
                 return Ok(Some((root, false)));
             }
         }
-        self.repeated().await
+        match self.repeated().await? {
+            None => self.failed().await,
+            found => Ok(found),
+        }
+    }
+
+    /// Finds a failed turn that the call repeats. The new turn continues it if the failure is transient;
+    /// otherwise the client gets the same failure again.
+    async fn failed(&mut self) -> Result<Option<(RequestId, bool)>, EngineError> {
+        let state = self.engine.durable_state(self.input.session).await?;
+        let failed = state.tasks.values().filter(|task| task.parent.is_none());
+        let failed: Vec<_> = failed
+            .filter_map(|task| task.failed.zip(Some(task.id)))
+            .collect();
+        for (request, task) in failed {
+            let detail = self.engine.request(&self.reader, request).await?;
+            let Some(end) = detail.request.ended() else {
+                continue;
+            };
+            let is_recent = end.ended_at.plus_ms(CONTINUED_MS) >= self.engine.now();
+            let is_own = detail.started.as_ref().is_some_and(|started| {
+                started.record.content.principal == self.input.call.caller.principal
+            });
+            let is_repeat = is_recent && is_own && self.is_meant(&detail);
+            if !is_repeat || !self.may_have_started(&detail) {
+                continue;
+            }
+            if is_transient(&detail) && self.has_no_open_call(request, end.ended_by).await? {
+                self.continues = Some((task, request));
+                return Ok(None);
+            }
+            if self.log.has_config(request, self.input.config) {
+                return Ok(Some((request, true)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether every tool call of a turn that has ended has a result.
+    async fn has_no_open_call(
+        &self,
+        request: RequestId,
+        ended_by: u64,
+    ) -> Result<bool, EngineError> {
+        let store = &self.engine.inner().store;
+        let before = store.load_at(self.input.session, ended_by - 1).await?;
+        let live = before
+            .as_ref()
+            .and_then(|state| state.requests.get(&request));
+        Ok(live.is_some_and(|live| live.calls.is_empty()))
     }
 
     /// Decides holds of the session. The turn of the call is the one of the last hold.
@@ -182,14 +249,16 @@ impl<'a> TurnSearch<'a> {
 
     /// Whether a turn began with this message.
     fn is_input(&self, detail: &RequestDetail) -> bool {
-        let events = detail
-            .started
-            .as_ref()
-            .map(|stored| &stored.record.content.events);
-        let input = events.and_then(|events| message_in(events, detail.request.id(), Role::User));
-        input.is_some_and(|item| {
-            item.body == self.start.input && item.attachments == self.start.attachments
-        })
+        let Some(stored) = &detail.started else {
+            return false;
+        };
+        let events = &stored.record.content.events;
+        let has_digest = |event: &Event| matches!(event, Event::RequestStarted { chat: Some(chat), .. } if Some(*chat) == self.start.chat);
+        let input = message_in(events, detail.request.id(), Role::User);
+        events.iter().any(has_digest)
+            || input.is_some_and(|item| {
+                item.body == self.start.input && item.attachments == self.start.attachments
+            })
     }
 
     /// Whether a message of that time may have come from this call. A call without a key is identified by
@@ -323,8 +392,8 @@ impl<'a> TurnSearch<'a> {
         }
         let mut owed: Vec<(RequestId, bool)> = log.owed_in(session);
         if log.predates(self.summary.created_at) {
-            let newest = self.newest_before_start().await?;
-            owed.extend(newest.map(|request| (request, false)));
+            let before = self.turns_before_start().await?;
+            owed.extend(before.into_iter().map(|request| (request, false)));
         }
         let mut unwanted = Vec::new();
         for (request, was_paused) in owed.into_iter().rev() {
@@ -355,25 +424,28 @@ impl<'a> TurnSearch<'a> {
         Ok(None)
     }
 
-    /// The newest turn of the agent, if it started before this process.
-    async fn newest_before_start(&self) -> Result<Option<RequestId>, EngineError> {
+    /// The newest turns of the agent, oldest first, if they started before this process and none since.
+    async fn turns_before_start(&self) -> Result<Vec<RequestId>, EngineError> {
         let (engine, session) = (self.engine, self.input.session);
         let page = engine.transcript(&self.reader, session, None, MESSAGES_MAX);
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
         for item in page.await?.items {
             let request = item.placed.request;
             if !seen.insert(request) {
                 continue;
             }
             let detail = engine.request(&self.reader, request).await?;
-            if self.is_meant(&detail)
-                && let Some(started_at) = detail.started_at()
-            {
-                let is_older = self.log.predates(started_at);
-                return Ok(is_older.then_some(request));
+            if !self.is_meant(&detail) {
+                continue;
             }
+            let started_at = detail.started_at();
+            if !started_at.is_some_and(|started_at| self.log.predates(started_at)) {
+                break;
+            }
+            found.push(request);
         }
-        Ok(None)
+        found.reverse();
+        Ok(found)
     }
 
     /// Answers of turns that the client knows as paused and that have ended since, except the `current` one.
@@ -418,7 +490,23 @@ impl<'a> TurnSearch<'a> {
     }
 }
 
-fn is_answered_by(hold: &HoldDetail, caller: &Caller) -> bool {
+/// Whether a turn failed in a way that may pass.
+fn is_transient(detail: &RequestDetail) -> bool {
+    #[derive(Default, Deserialize)]
+    struct Failure {
+        #[serde(default)]
+        code: String,
+    }
+    let finished = detail.finished.as_ref();
+    let error = finished.and_then(|stored| {
+        let error = error_in(&stored.record.content.events, detail.request.id())?;
+        payload(stored, error)
+    });
+    let failure: Failure = parse(error);
+    TRANSIENT.contains(&failure.code.as_str())
+}
+
+pub(super) fn is_answered_by(hold: &HoldDetail, caller: &Caller) -> bool {
     let decision = hold.closed.as_ref().map(|closed| closed.decision);
     hold.hold.kind == HoldKind::Question
         && decision.is_some_and(|decision| {

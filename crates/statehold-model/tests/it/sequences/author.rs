@@ -250,6 +250,11 @@ impl Author<'_> {
         let task = self.some_task(None);
         let mut start = self.new_request(&["coordinator", "helper"]);
         start.task = task;
+        let known = task.and_then(|task| self.world.task_named(task));
+        let failed = known.and_then(|task| self.world.tasks[task].failed);
+        if self.dice.odd(2) {
+            start.continues = failed.map(|request| self.world.request_id(request));
+        }
         (Command::StartRequest(start), self.worker())
     }
 

@@ -232,7 +232,7 @@ async fn a_turn_that_fails_says_so_and_is_not_made_again_by_itself() {
         ),
         (json!("at 10.0.0.7"), 500, "request_failed"),
     ] {
-        let call = scene.say("hello");
+        let call = scene.say(&format!("hello {error}"));
         let request = scene.claim().await;
         act(&scene.helper, &request, "fail", json!({"error": error}))
             .await

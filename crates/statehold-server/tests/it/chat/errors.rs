@@ -183,7 +183,7 @@ async fn every_declared_agent_is_a_model() {
         assert_eq!(
             names,
             [
-                "archive", "boss", "desk", "helper", "office", "quiet", "service", "team"
+                "archive", "boss", "desk", "helper", "office", "quiet", "service", "strict", "team"
             ]
         );
         let one = ann.get(&format!("{base}/models/helper")).await.ok(200);
@@ -216,8 +216,14 @@ async fn an_error_in_a_session_that_the_client_does_not_know_says_which_it_is() 
         act(helper, &request, "fail", error).await.ok(200);
         text(&request, "session_id")
     };
-    // Whether the agent is declared so or the call says so, and also in a stream.
+    // Also in a stream. A call that is found again by its messages needs no hint.
     let call = say(&[]);
+    let session = fail(scene.claim().await).await;
+    let answer = finished(call).await;
+    let error = refused(&answer, 500, "request_failed");
+    assert!(!text(&error, "message").contains("x-statehold-session"));
+    assert_eq!(answer.header("x-statehold-session"), Some(session.as_str()));
+    let call = say(&[("x-statehold-session", "new")]);
     let session = fail(scene.claim().await).await;
     let answer = finished(call).await;
     let error = refused(&answer, 500, "request_failed");

@@ -93,6 +93,29 @@ async fn a_client_that_says_something_else_has_moved_on() {
 }
 
 #[tokio::test]
+async fn both_answers_that_were_lost_with_the_server_are_given_by_the_next() {
+    let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
+    let calls = [scene.say("one"), scene.say("two")];
+    for _ in &calls {
+        let request = scene.claim().await;
+        let answer = format!("to {}", text(&request, "input"));
+        scene.complete(&request, &answer).await;
+    }
+    // Nobody has read the answers when the server ends.
+    for call in calls {
+        call.abort();
+        drop(call.await);
+    }
+    let scene = scene.restarted().await;
+    for said in ["one", "two"] {
+        let answer = finished(scene.say(said)).await;
+        assert_eq!(content(&answer), format!("to {said}"));
+        assert_eq!(answer.header("idempotency-replayed"), Some("true"));
+    }
+    assert_eq!(scene.turns().await, 2);
+}
+
+#[tokio::test]
 async fn a_turn_that_somebody_began_elsewhere_owes_no_chat_anything() {
     let scene = Scene::new().await;
     crate::rest::start(&scene.ann, &scene.session, "helper", "hello").await;
@@ -228,8 +251,11 @@ async fn a_failure_that_broke_off_is_told_again() {
     let told = answer.header("x-statehold-request");
     assert_eq!(told, Some(text(&request, "id").as_str()));
     assert_eq!(scene.turns().await, 1);
-    // Once it has arrived, the same words begin another turn.
-    let call = scene.say("hello");
+    // Trying again does not help: the same words are told the same, and other words begin another turn.
+    let again = finished(scene.say("hello")).await;
+    super::refused(&again, 500, "request_failed");
+    assert_eq!(scene.turns().await, 1);
+    let call = scene.say("hello?");
     let request = scene.claim().await;
     scene.complete(&request, "hi").await;
     assert_eq!(content(&finished(call).await), "hi");

@@ -228,6 +228,22 @@ async fn a_key_makes_a_call_the_same_call() {
 }
 
 #[tokio::test]
+async fn a_key_is_for_a_message_and_not_for_the_form_of_its_answer() {
+    let scene = Scene::new().await;
+    let keyed = [("idempotency-key", "one")];
+    let call = scene.send(words("helper", "hello"), &keyed);
+    let request = scene.claim().await;
+    scene.complete(&request, "hi").await;
+    assert_eq!(content(&finished(call).await), "hi");
+    let mut body = words("helper", "hello");
+    body["stream_options"] = json!({"include_usage": true});
+    let mut stream = scene.stream_with(body, &keyed).await;
+    assert_eq!(stream.rest().await.0, "hi");
+    assert_eq!(stream.header("idempotency-replayed"), "true");
+    assert_eq!(scene.turns().await, 1);
+}
+
+#[tokio::test]
 async fn what_a_turn_took_is_added_up() {
     let scene = Scene::new().await;
     let call = scene.say("2+2");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
-use statehold_agents::spec::{AgentBook, AgentKind, ChatDefault};
+use statehold_agents::spec::{AgentBook, AgentKind, ChatSessions};
 use statehold_engine::PathRule;
 use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
 use statehold_server::ServerOptions;
@@ -117,7 +117,7 @@ pub(super) fn setup() -> Setup {
         ..AgentPolicy::default()
     };
     let book = AgentBook {
-        agents: [agent("chatty", AgentKind::Worker, ChatDefault::Stateful)].into(),
+        agents: [agent("chatty", AgentKind::Worker, ChatSessions::Auto)].into(),
         ..AgentBook::default()
     };
     Setup {

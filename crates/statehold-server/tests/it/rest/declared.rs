@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, FinalAnswer, LlmSpec, OpenaiSpec, RouterSpec,
+    AgentBook, AgentKind, AgentSpec, ChatSessions, FinalAnswer, LlmSpec, OpenaiSpec, RouterSpec,
     Routing,
 };
 use statehold_core::name::Name;
@@ -39,7 +39,7 @@ fn book() -> AgentBook {
     };
     let coordinator = AgentSpec {
         kind: AgentKind::Router(Arc::new(router)),
-        openai_default: ChatDefault::Stateful,
+        sessions: ChatSessions::Auto,
         ..AgentSpec::worker(name("coordinator"))
     };
     let gpa = AgentKind::Openai(Arc::new(OpenaiSpec {
@@ -144,7 +144,7 @@ async fn an_agent_says_what_it_is_and_what_its_tools_need() {
     let coordinator = ann.get("/v1/agents/coordinator").await.ok(200);
     let expected = json!({
         "name": "coordinator", "kind": "router", "agents": ["gpa", "assistant"],
-        "openai_default": "stateful", "digest": digest("coordinator"),
+        "sessions": "auto", "digest": digest("coordinator"),
     });
     assert_eq!(coordinator, expected);
     let assistant = ann.get("/v1/agents/assistant").await.ok(200);
@@ -159,7 +159,7 @@ async fn an_agent_says_what_it_is_and_what_its_tools_need() {
     assert!(assistant.get("has_resume_address").is_none());
     let ums = ann.get("/v1/agents/ums").await.ok(200);
     let expected = json!({
-        "name": "ums", "kind": "worker", "openai_default": "stateless", "digest": digest("ums"),
+        "name": "ums", "kind": "worker", "sessions": "auto", "digest": digest("ums"),
         "tools": [{"name": "look", "approval": "worker"}], "has_resume_address": false,
     });
     assert_eq!(ums, expected);

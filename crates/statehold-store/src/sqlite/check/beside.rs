@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
 use super::super::sql::{from_sql, id_bytes, to_sql};
-use super::super::{memory, read};
+use super::super::{chats, memory, read};
 use crate::check::{CheckReport, Problem, bad_payload};
 use crate::codec;
 use crate::port::{SharedOwner, StoreError};
@@ -61,6 +61,8 @@ struct Pass {
     /// Who last wrote the private state of a task, the log row of that, and the task's session.
     private: BTreeMap<TaskId, (RequestId, i64, i64)>,
     children: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The digest and the log row of each request that chat clients are found by.
+    chats: BTreeMap<i64, (i64, i64)>,
     /// How many payloads of the log are kept in each blob.
     blobs: BTreeMap<(Vec<u8>, Vec<u8>), i64>,
     problems: Vec<Problem>,
@@ -216,6 +218,9 @@ impl Pass {
             *self.blobs.entry(key).or_default() += 1;
         }
         self.learn_references(conn, row, record)?;
+        let chat = chats::row_of(record, pk);
+        self.chats
+            .extend(chat.map(|(key, digest)| (key, (digest, row.id))));
         let mut index = 0;
         for event in &record.content.events {
             let own = &bodies[index..index + event.bodies().len()];
@@ -241,6 +246,8 @@ impl Pass {
                 }
                 Event::PayloadsErased { payloads } => {
                     self.private.retain(|_, (_, _, session)| *session != pk);
+                    let places = chats::places_of(pk);
+                    self.chats.retain(|key, _| !places.contains(key));
                     if *payloads == ErasedPayloads::All {
                         self.names.insert(pk, (None, None));
                     }
@@ -386,6 +393,13 @@ impl Pass {
         let sql = "SELECT session, seq, items_kept, items_until FROM rewind";
         if !quadruples(conn, sql)?.iter().eq(&self.rewinds) {
             self.wrong("the table `rewind`", "is not what the log says");
+        }
+        let sql = "SELECT pk, digest, log FROM chat_request ORDER BY pk";
+        let chats = read::all(conn, sql, [], |row| {
+            Ok((row.get(0)?, (row.get(1)?, row.get(2)?)))
+        })?;
+        if !chats.into_iter().eq(std::mem::take(&mut self.chats)) {
+            self.wrong("the table `chat_request`", "is not what the log says");
         }
         Ok(())
     }

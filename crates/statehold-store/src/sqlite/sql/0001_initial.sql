@@ -133,6 +133,15 @@ CREATE TABLE child_request(
 );
 CREATE INDEX child_request_by_parent ON child_request(parent);
 
+-- The newest requests of each session that chat calls started, by the first eight bytes of the digest of their
+-- input. The key is `session * 256 + number of the request % 256`, so that a session has at most 256 rows.
+CREATE TABLE chat_request(
+  pk INTEGER PRIMARY KEY,
+  digest INTEGER NOT NULL,
+  log INTEGER NOT NULL
+);
+CREATE INDEX chat_request_by_digest ON chat_request(digest, log);
+
 -- `risk` is 0 for high, 1, 2, and 3 for none; without a deadline, `deadline` is the largest integer. So
 -- the order of urgency is the order of an index, and neither changes while the hold is open.
 CREATE TABLE open_hold(

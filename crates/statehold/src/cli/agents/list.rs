@@ -38,7 +38,7 @@ fn table(agents: &[Value]) -> TextTable {
         table.row(vec![
             TableCell::of(&agent["name"]).tone(TextTone::Strong),
             TableCell::of(&agent["kind"]),
-            TableCell::of(&agent["openai_default"]),
+            TableCell::of(&agent["sessions"]),
             TableCell::optional(chosen_agents(agent)),
             TableCell::of(&agent["description"]),
         ]);

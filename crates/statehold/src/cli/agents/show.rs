@@ -32,7 +32,7 @@ fn facts(agent: &Value) -> Vec<(&'static str, TableCell)> {
         ("agent", of("name").tone(TextTone::Strong)),
         ("kind", of("kind")),
         ("description", of("description")),
-        ("chat without a session", of("openai_default")),
+        ("chat without a session", of("sessions")),
     ];
     if let Some(chosen) = chosen_agents(agent) {
         facts.push(("chooses from", TableCell::new(chosen)));

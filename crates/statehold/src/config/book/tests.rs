@@ -4,7 +4,7 @@ mod refused;
 
 use std::collections::BTreeSet;
 
-use statehold_agents::spec::{ChatMemory, FinalAnswer, Routing};
+use statehold_agents::spec::{ChatMemory, ChatSessions, FinalAnswer, Routing};
 use statehold_server::ReloadMistake;
 
 use super::*;
@@ -38,7 +38,7 @@ const WHOLE: &str = r#"
     answer_by = "agent"
     routing_prompt = "Choose well."
     answer_prompt = "Answer well."
-    openai_default = "stateful"
+    sessions = "auto"
     [agents.gpa]
     kind = "openai"
     base_url = "http://127.0.0.1:5000/v1"
@@ -207,7 +207,7 @@ fn everything_that_is_declared_is_in_the_book() {
     assert!(!format!("{local:?}").contains("local-secret"));
 
     let coordinator = agent("coordinator");
-    assert_eq!(coordinator.openai_default, ChatDefault::Stateful);
+    assert_eq!(coordinator.sessions, ChatSessions::Auto);
     assert_eq!(coordinator.description.as_deref(), Some("Chooses."));
     let AgentKind::Router(router) = &coordinator.kind else {
         panic!("{:?}", coordinator.kind);
@@ -266,7 +266,7 @@ fn an_agent_without_a_kind_is_a_worker_with_the_digest_of_one() {
     for file in [
         "[agents.a]\n",
         "[agents.a]\nkind = \"worker\"\n",
-        "[agents.a]\nrisk = \"low\"\nopenai_default = \"stateless\"\n",
+        "[agents.a]\nrisk = \"low\"\nsessions = \"auto\"\n",
         "[agents.a.tools.t]\napproval = \"always\"\n",
     ] {
         let book = book(file);
@@ -390,7 +390,6 @@ fn the_lists_of_settings_are_whole() {
         model = "x"
         on_expiry = "fail"
         on_no_answer = "tell"
-        openai_default = "stateful"
         otherwise = "b"
         prompt = "x"
         prompt_file = "x"
@@ -402,6 +401,7 @@ fn the_lists_of_settings_are_whole() {
         route_by = "model"
         routing_prompt = "x"
         rules = []
+        sessions = "auto"
         state_schema = {}
         state_schema_file = "x"
         steps_max = 1

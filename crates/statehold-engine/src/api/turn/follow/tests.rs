@@ -49,6 +49,7 @@ async fn turn() -> TurnHandle {
         task: None,
         message,
         credential: None,
+        config: None,
         decides_elsewhere: false,
     };
     let log = Arc::new(DeliveryLog::new(engine.now()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatDefault, ChatMemory, FinalAnswer, ModelSpec, OpenaiSpec,
+    AgentBook, AgentKind, AgentSpec, ChatMemory, ChatSessions, FinalAnswer, ModelSpec, OpenaiSpec,
     RouterSpec, Routing,
 };
 use statehold_core::digest::Digest;
@@ -41,7 +41,7 @@ fn agent(text: &str, kind: AgentKind) -> (Name, Arc<AgentSpec>) {
         keep_pairs: None,
         timeout: PATIENCE,
         retries: 0,
-        openai_default: ChatDefault::Stateful,
+        sessions: ChatSessions::Auto,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))
