@@ -214,7 +214,10 @@ impl ChatCall {
             let new = self.new_session(&agent)?;
             let opened = match conversation {
                 Some(told) => {
-                    turn::open_turn_in_recalled_session(engine, log, new, told, input).await
+                    Box::pin(turn::open_turn_in_recalled_session(
+                        engine, log, new, told, input,
+                    ))
+                    .await
                 }
                 None => turn::open_turn_in_new_session(engine, log, new, input).await,
             };

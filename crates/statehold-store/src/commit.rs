@@ -283,6 +283,31 @@ impl Commit {
         }
     }
 
+    /// About the bytes that it writes.
+    pub(crate) fn stored_bytes(&self) -> usize {
+        let blobs = self.blobs.iter().map(|(_, packed)| packed.len());
+        let state = self.writes.state.iter().map(|write| match write {
+            StateWrite::Put(_, packed) => packed.len(),
+            StateWrite::Delete(_) | StateWrite::Restore(..) => 0,
+        });
+        let shared = self.writes.shared.iter().map(|write| match &write.change {
+            SharedChange::Put { packed, .. } => packed.len(),
+            SharedChange::Remove | SharedChange::Unmerged => 0,
+        });
+        let private = self
+            .writes
+            .task_states
+            .iter()
+            .map(|(_, _, value)| value.len());
+        let answer = self.answer.as_ref().map_or(0, |answer| answer.body.len());
+        let payloads = blobs
+            .chain(state)
+            .chain(shared)
+            .chain(private)
+            .sum::<usize>();
+        self.packed_record.len() + self.packed_bodies.len() + payloads + answer + 512
+    }
+
     /// The session it belongs to.
     pub fn session(&self) -> SessionId {
         self.record.content.session

@@ -278,7 +278,7 @@ impl SqliteStore {
         let tail = Arc::clone(&self.tail);
         let walk = move |conn: &Connection| {
             // Before the first statement, which takes the snapshot.
-            let rows = tail.reader(conn, session, fills);
+            let rows = tail.reader(conn, session, fills)?;
             let found = query(&rows)?;
             rows.keep_walked();
             Ok(found)

@@ -164,7 +164,7 @@ pub(crate) async fn repeated<V: DeserializeOwned>(
     items: &[ItemInput],
 ) -> Result<Option<Receipt<V>>, EngineError> {
     match write.call.key.filter(|_| names_recorded_calls(items)) {
-        Some(key) => write.engine.kept_receipt(write.session, key).await,
+        Some(key) => write.engine.kept_receipt(key).await,
         None => Ok(None),
     }
 }

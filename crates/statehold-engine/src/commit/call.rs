@@ -74,7 +74,7 @@ pub struct Receipt<V> {
     pub body: Vec<u8>,
     /// The revision that the command committed.
     pub revision: u64,
-    /// Whether an earlier call with the same key did it.
+    /// Whether an earlier call did it.
     pub replayed: bool,
 }
 

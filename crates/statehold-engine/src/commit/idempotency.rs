@@ -63,7 +63,6 @@ impl Engine {
     /// The answer kept for a key, if the same call was made under it before.
     pub(super) async fn kept_answer(
         &self,
-        session: SessionId,
         key: IdempotencyKey,
     ) -> Result<Option<Receipt<()>>, EngineError> {
         let inner = self.inner();
@@ -79,7 +78,7 @@ impl Engine {
         }
         Ok(Some(Receipt {
             view: (),
-            session,
+            session: answer.session,
             body: answer.body,
             revision: answer.revision,
             replayed: true,
@@ -90,11 +89,10 @@ impl Engine {
     /// this key that is in flight.
     pub(crate) async fn kept_receipt<V: DeserializeOwned>(
         &self,
-        session: SessionId,
         key: IdempotencyKey,
     ) -> Result<Option<Receipt<V>>, EngineError> {
         let _key_lock = self.inner().in_flight.lock(key.key).await;
-        let kept = self.kept_answer(session, key).await?;
+        let kept = self.kept_answer(key).await?;
         kept.map(Receipt::parse).transpose()
     }
 

@@ -182,7 +182,7 @@ impl<'a> SessionWrite<'a> {
             if let Some(key) = self.call.key {
                 let key_lock = engine.inner().in_flight.lock(key.key).await;
                 submission.key_lock = Some(Arc::new(key_lock));
-                if let Some(kept) = engine.kept_answer(self.session, key).await? {
+                if let Some(kept) = engine.kept_answer(key).await? {
                     return Ok(kept);
                 }
                 if engine.inner().answers_kept.load(Ordering::Relaxed) >= KEPT_MAX {
@@ -353,7 +353,7 @@ impl Engine {
                     (Err(StoreError::Conflict { .. }), _) => {}
                     (Err(StoreError::KeyTaken { .. }), _) => {
                         if let Some(key) = submission.write.call.key
-                            && let Some(kept) = self.kept_answer(session, key).await?
+                            && let Some(kept) = self.kept_answer(key).await?
                         {
                             return Ok(kept);
                         }

@@ -47,9 +47,9 @@ pub(super) fn overwrite_pages(conn: &Connection, always: bool) -> Result<(), Sto
 /// Removes payloads in at most `limit` rows of the log, in one transaction, and their rows from the tail.
 pub(super) fn some(conn: &mut Connection, limit: usize, tail: &Tail) -> Result<Erased, StoreError> {
     overwrite_pages(conn, true)?;
-    let erased = some_rows(conn, limit, tail)?;
+    let erased = some_rows(conn, limit, tail);
     overwrite_pages(conn, false)?;
-    Ok(erased)
+    erased
 }
 
 fn some_rows(conn: &mut Connection, limit: usize, tail: &Tail) -> Result<Erased, StoreError> {
@@ -80,11 +80,11 @@ fn some_rows(conn: &mut Connection, limit: usize, tail: &Tail) -> Result<Erased,
     if erased == Erased::Some && next(&transaction, damage.as_ref())?.is_none() {
         erased = Erased::Last;
     }
-    transaction.commit().map_err(&place)?;
     // A reader may have filled the tail since the record that removes them.
-    for session in changed {
-        tail.forget(session);
-    }
+    tail.begin_group(changed.iter().copied());
+    let committed = transaction.commit().map_err(&place);
+    tail.end_erasure(changed);
+    committed?;
     match damage {
         Some((_, error)) if erased == Erased::Nothing => Err(error),
         _ => Ok(erased),

@@ -133,7 +133,10 @@ impl MemoryRows for HotRows<'_> {
 
     fn state_by(&mut self, task: TaskId, by: RequestId) -> Result<Option<Vec<u8>>, NotHot> {
         for row in self.hot.newest_first() {
-            match row.wrote_state(task).ok_or(NotHot)? {
+            if !row.is_own() {
+                break;
+            }
+            match row.wrote_state(task) {
                 Some(request) if request == by => return self.state_in(row.id),
                 Some(_) => return Ok(None),
                 None if row.has_started(by) => return Ok(None),
@@ -145,9 +148,10 @@ impl MemoryRows for HotRows<'_> {
 
     fn state_in(&mut self, row: i64) -> Result<Option<Vec<u8>>, NotHot> {
         let row = self.hot.row(row).ok_or(NotHot)?;
+        self.take(row.record_bytes())?;
         let record = row.record()?;
         let (place, name) = memory::private_state(row, &record)?;
-        self.take(row.record_bytes() + u64::from(name.bytes))?;
+        self.take(u64::from(name.bytes))?;
         let bodies = self.hot.bodies(row, place, &[name]).ok_or(NotHot)?;
         Ok(bodies.into_iter().next().flatten())
     }
@@ -157,6 +161,10 @@ impl MemoryRows for HotRows<'_> {
 /// few rows, or not the hash of the newest.
 pub(super) fn records(hot: &Hot, after: u64, limit: usize) -> Option<Vec<StoredRecord>> {
     let last = after.saturating_add(limit as u64);
+    let oldest = hot.newest_first().last()?;
+    if oldest.seq > after.saturating_add(1) {
+        return None;
+    }
     let mut expected = None;
     let (mut found, mut left) = (Vec::new(), HOT_PAGE_BYTES_MAX);
     for row in hot.newest_first() {
@@ -179,11 +187,8 @@ pub(super) fn records(hot: &Hot, after: u64, limit: usize) -> Option<Vec<StoredR
             found.push(StoredRecord { record, bodies });
         }
     }
-    let oldest = hot.newest_first().last()?;
-    (oldest.seq <= after.saturating_add(1)).then(|| {
-        found.reverse();
-        found
-    })
+    found.reverse();
+    Some(found)
 }
 
 fn total_bytes(named: &[BodyRef]) -> u64 {

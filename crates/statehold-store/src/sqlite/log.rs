@@ -189,7 +189,10 @@ impl LogRow {
         size_of::<Self>()
             + columns.into_iter().map(Vec::capacity).sum::<usize>()
             + match &self.own {
-                Some(own) => own.items.heap_bytes + own.items.in_root_task.capacity(),
+                Some(own) => {
+                    let states = own.task_states.capacity() * size_of::<(TaskId, RequestId)>();
+                    own.items.heap_bytes + own.items.in_root_task.capacity() + states
+                }
                 None => self.items.get().map_or(0, WrittenItems::heap_bytes),
             }
             + self.blobs.capacity() * size_of::<(Digest, Vec<u8>)>()
@@ -228,15 +231,16 @@ impl LogRow {
         codec::unpacked_bytes(&self.record) as u64
     }
 
-    /// The request that wrote the private state of a task last, if the record did. None if this process did not
-    /// write the record.
-    pub(super) fn wrote_state(&self, task: TaskId) -> Option<Option<RequestId>> {
+    /// Whether this process wrote the record.
+    pub(super) fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// The request that wrote the private state of a task last, if the record did and is [`LogRow::is_own`].
+    pub(super) fn wrote_state(&self, task: TaskId) -> Option<RequestId> {
         let mut written = self.own.as_ref()?.task_states.iter().rev();
-        Some(
-            written
-                .find(|(known, _)| *known == task)
-                .map(|(_, request)| *request),
-        )
+        let found = written.find(|(known, _)| *known == task);
+        found.map(|(_, request)| *request)
     }
 
     /// Whether this process wrote the record that started a request.

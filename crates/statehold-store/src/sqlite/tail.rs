@@ -11,7 +11,7 @@
 //! answer for the session, so that a reader who saw the commit never sees the session without it.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,7 +22,7 @@ use statehold_core::projection::EndedRequest;
 use statehold_core::record::{Change, Event};
 
 use super::log::{self, LogRow, RowColumns};
-use super::sql::{damaged, from_sql};
+use super::sql::{corrupt_or_unavailable, damaged, from_sql};
 use crate::codec::{self, BodyPlace, StoredBody};
 use crate::commit::Commit;
 use crate::port::{SessionSummary, StoreError};
@@ -176,8 +176,18 @@ impl Tail {
         }
     }
 
-    /// Drops the rows of a session whose payloads are removed.
-    pub(super) fn forget(&self, session: SessionId) {
+    /// Drops the rows of sessions whose payloads were removed, and answers for them again.
+    pub(super) fn end_erasure(&self, sessions: BTreeSet<SessionId>) {
+        self.change(|kept| {
+            for session in sessions {
+                kept.committing.remove(&session);
+                kept.remove(session);
+            }
+        });
+    }
+
+    /// Drops the rows of a session.
+    fn forget(&self, session: SessionId) {
         self.change(|kept| kept.remove(session));
     }
 
@@ -187,10 +197,15 @@ impl Tail {
         conn: &'a Connection,
         session: SessionId,
         fills: bool,
-    ) -> RowReader<'a> {
+    ) -> Result<RowReader<'a>, StoreError> {
         let fills = fills && self.bytes_max > 0;
         let made = fills.then(|| self.change(|kept| kept.touch_or_make(session).made));
-        RowReader {
+        // The snapshot comes before the rows of the tail: rows from before an erasure must not meet a file
+        // from after it.
+        conn.prepare_cached("SELECT 1 FROM sqlite_schema LIMIT 1")
+            .and_then(|mut begin| begin.query_row([], |_| Ok(())))
+            .map_err(corrupt_or_unavailable("reading"))?;
+        Ok(RowReader {
             conn,
             hot: self.hot(session),
             tail: self,
@@ -198,7 +213,7 @@ impl Tail {
             made,
             walked: RefCell::default(),
             blobs: RefCell::default(),
-        }
+        })
     }
 
     /// Adds a summary that was read to the entry that has the number `made`.

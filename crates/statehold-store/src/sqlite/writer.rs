@@ -233,7 +233,7 @@ impl Group {
         let Some(error) = failed else {
             self.unfolded_bytes += commits
                 .iter()
-                .map(|(commit, _)| commit.packed_record.len() + commit.packed_bodies.len() + 512)
+                .map(|(commit, _)| commit.stored_bytes())
                 .sum::<usize>();
             return results;
         };

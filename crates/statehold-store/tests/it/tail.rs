@@ -159,7 +159,7 @@ fn a_turn_in_a_hot_session_reads_without_one_instruction() {
     };
     block_on(async {
         driver.run("planner", 600_000).await;
-        let note = driver.note("a note".to_owned());
+        let note = driver.note("a note");
         let request = driver.requests.len();
         let append = driver.append(request, vec![note]);
         driver.by_worker(append).await;

@@ -98,7 +98,7 @@ impl<'a> TurnSearch<'a> {
         let (engine, input) = (self.engine, self.input);
         // While a key is kept, it identifies the call by itself, also after newer calls.
         if let Some(key) = input.call.key {
-            let kept = engine.kept_receipt::<StartedTurn>(input.session, key);
+            let kept = engine.kept_receipt::<StartedTurn>(key);
             if let Some(kept) = kept.await? {
                 return Ok(Some((kept.view.request, true)));
             }
