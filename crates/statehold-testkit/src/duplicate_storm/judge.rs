@@ -132,7 +132,7 @@ fn winner<'a>(seen: &'a Seen, decision: &Value, verdict: &mut Verdict) -> Result
                     let told = answer.json();
                     ensure!(
                         told["status"] == decision["status"]
-                            && told["decided_by"] == decision["by"],
+                            && told["decided_by"] == winner.name.as_str(),
                         "{told} was told, and {decision} stands"
                     );
                 }
@@ -141,7 +141,7 @@ fn winner<'a>(seen: &'a Seen, decision: &Value, verdict: &mut Verdict) -> Result
                     let is_conflict = answer.status == 409
                         && told["code"] == "hold_decided"
                         && told["hold_status"] == decision["status"]
-                        && told["decided_by"] == decision["by"];
+                        && told["decided_by"] == winner.name.as_str();
                     ensure!(
                         is_conflict,
                         "answered {}: {told}, and {decision} stands",

@@ -17,6 +17,7 @@ const BY_COMMAND_LINE: usize = 3;
 /// Somebody who may decide.
 #[derive(Debug, Clone)]
 pub(super) struct Person {
+    name: String,
     key: String,
 }
 
@@ -26,7 +27,7 @@ impl Person {
         let body = json!({ "roles": ["approver"], "user": name });
         let made = caller.post("/v1/keys", &name, &body)?.done()?;
         let key = made["key"].as_str().context("no key")?.to_owned();
-        Ok(Self { key })
+        Ok(Self { name, key })
     }
 }
 
@@ -44,6 +45,7 @@ pub(super) enum Told {
 pub(super) struct Decider {
     /// Those of one group send the same decision of the same person under the same key.
     pub(super) group: usize,
+    pub(super) name: String,
     pub(super) decision: &'static str,
     pub(super) args: Option<Value>,
     by_command_line: bool,
@@ -55,6 +57,7 @@ impl Decider {
     pub(super) fn of(group: usize, decision: &'static str, answers: Vec<Told>) -> Self {
         Self {
             group,
+            name: format!("boss{group}"),
             decision,
             args: None,
             by_command_line: false,
@@ -105,6 +108,7 @@ impl Storm<'_> {
             };
             Decider {
                 group,
+                name: self.approvers[group % self.approvers.len()].name.clone(),
                 decision,
                 args: (decision == "edit").then(edited),
                 by_command_line,

@@ -16,8 +16,8 @@ fn answer(status: u16, body: &Value) -> Told {
 
 /// A hold that was approved as it should be: group 0 decided, group 1 came late.
 fn sound() -> Seen {
-    let won = json!({ "status": "approved", "decided_by": "usr_1" });
-    let late = json!({ "code": "hold_decided", "hold_status": "approved", "decided_by": "usr_1" });
+    let won = json!({ "status": "approved", "decided_by": "boss0" });
+    let late = json!({ "code": "hold_decided", "hold_status": "approved", "decided_by": "boss0" });
     let decider = |group, decision, told: Told| Decider::of(group, decision, vec![told]);
     Seen {
         hold: json!({ "id": "h", "status": "approved", "decision": { "status": "approved" } }),
@@ -98,13 +98,13 @@ fn answers_that_do_not_fit_are_noticed() {
     let also_won = |seen: &mut Seen| seen.people[2].answers = seen.people[0].answers.clone();
     complains(also_won, "group 1 was told");
     let other_bytes = |seen: &mut Seen| {
-        let other = json!({ "status": "approved", "decided_by": "usr_1", "revision": 2 });
+        let other = json!({ "status": "approved", "decided_by": "boss0", "revision": 2 });
         seen.people[1].answers = vec![answer(200, &other)];
     };
     complains(other_bytes, "other bytes");
     let other_outcome = |seen: &mut Seen| {
         let other =
-            json!({ "code": "hold_decided", "hold_status": "rejected", "decided_by": "usr_1" });
+            json!({ "code": "hold_decided", "hold_status": "rejected", "decided_by": "boss0" });
         seen.people[2].answers = vec![answer(409, &other)];
     };
     complains(other_outcome, "stands");
