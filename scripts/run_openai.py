@@ -135,7 +135,9 @@ def check():
     told = create(model="helper", messages=user("pay"), extra_body=session)
     (hold,) = told.statehold["holds"]
     assert told.statehold["status"] == "paused" and hold["alias"] == "R1.h1"
-    assert f"({hold['id']})\n\nAnother person has to decide this." in told.choices[0].message.content
+    content = told.choices[0].message.content
+    assert f"({hold['id']})\n\nIt would call pay with" in content, content
+    assert f"statehold approvals approve {hold['id']}" in content, content
     text, chunks = read(create(model="helper", messages=user("approved"), stream=True, extra_body=session))
     assert text == "You said: approved"
     assert server.call("client", f"/v1/holds/{hold['id']}")["status"] == "open", "words never approve"

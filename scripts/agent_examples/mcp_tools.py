@@ -99,7 +99,7 @@ def check_approval(clerk):
         runs = len(clerk.ran("delete_file"))
         told, where = clerk.ask("Delete this file", "new", stream)
         (hold,) = where["holds"]
-        assert where["status"] == "paused" and hold["alias"] in told, told
+        assert where["status"] == "paused" and hold["id"] in told, told
         assert len(clerk.ran("delete_file")) == runs
         typed, again = server.chat("assistant", "approved", where["session"])
         assert server.call("approver", f"/v1/holds/{hold['id']}")["status"] == "open", "words never approve"
