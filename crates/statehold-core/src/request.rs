@@ -227,7 +227,7 @@ pub struct LiveRequest {
     pub memory: Option<Memory>,
 }
 
-/// What a request takes over from the failed request that it continues.
+/// The facts of a failed request that the request which continues it takes over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Continuation {

@@ -40,7 +40,7 @@ pub struct Commit {
     pub(crate) items: ItemFacts,
 }
 
-/// What a row in memory must know of the items of its record before they are read.
+/// The facts about the items of a record that its row in memory needs before a reader parses them.
 #[derive(Debug)]
 pub(crate) struct ItemFacts {
     /// For each group of items, whether its task is a root task.

@@ -278,7 +278,7 @@ impl World {
         }
     }
 
-    /// What the request of a command takes over from the one that it continues, as it was before its end.
+    /// The facts of a failed request, as it was before its end, for the request of a command that continues it.
     fn continued(&self, command: &Command) -> Option<Continuation> {
         let Command::StartRequest(start) = command else {
             return None;

@@ -7,7 +7,8 @@ use crate::ids::{HoldId, RequestId, TaskId};
 use crate::session::SessionState;
 use crate::task::TaskStatus;
 
-/// What waits for what in a state. Made once per state: a session may have thousands of live requests.
+/// The children and holds that each request of a state waits for. Made once per state: a session may have
+/// thousands of live requests.
 pub(super) struct Waits {
     children: BTreeMap<RequestId, BTreeSet<RequestId>>,
     holds: BTreeMap<RequestId, BTreeSet<HoldId>>,

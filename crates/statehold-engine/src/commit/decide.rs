@@ -228,7 +228,7 @@ impl Inner {
         reach
     }
 
-    /// What a request takes over from a failed one. None if a tool call of that may have run without a result.
+    /// The facts that a request takes over from a failed one. None if a tool call of that may have run without a result.
     async fn continuation(
         &self,
         state: &SessionState,

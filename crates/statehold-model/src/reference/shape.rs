@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// What the request of a command takes over from the one that it continues.
+    /// The facts of the failed request that the request of a command continues.
     fn continued_by(&self, command: &Command) -> Option<Continuation> {
         let Command::StartRequest(start) = command else {
             return None;

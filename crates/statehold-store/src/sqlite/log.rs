@@ -133,7 +133,7 @@ pub(super) struct LogRow {
     pub(super) blobs: Vec<(Digest, Vec<u8>)>,
 }
 
-/// What a commit knows of its row.
+/// The facts that a commit hands to its row in memory.
 #[derive(Debug)]
 struct OwnRow {
     hash: Digest,

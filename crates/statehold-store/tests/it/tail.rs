@@ -116,7 +116,7 @@ fn the_end_of_a_hot_session_is_read_without_one_instruction() {
     assert_eq!(store.tail_bytes(), 0);
 }
 
-/// What a turn reads while it runs: the memory, its records, and how it ended.
+/// A running turn reads its memory, its records and the end of its request.
 #[test]
 fn a_turn_in_a_hot_session_reads_without_one_instruction() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -16,7 +16,7 @@ pub(crate) struct ModelConfig {
     /// The environment variable that holds the API key.
     pub(super) credential_env: Option<VariableName>,
     pub(super) headers: Option<ServiceHeaders>,
-    /// What the model reads besides text.
+    /// The kinds of input that the model reads besides text.
     pub(super) input: Option<BTreeSet<MediaKind>>,
     /// The model's name at the service.
     pub(super) model: Option<NonEmptyText>,

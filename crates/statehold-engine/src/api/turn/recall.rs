@@ -40,6 +40,8 @@ const LOOKED_UP_MAX: usize = 8;
 /// How many exchanges are compared, and how many messages of a session are read for it.
 const EXCHANGES_MAX: usize = 64;
 const MESSAGES_MAX: usize = 1_024;
+/// How many bytes of messages of a session are read before the comparison ends with those.
+const BYTES_MAX: usize = 8 * 1024 * 1024;
 /// How many messages of a session are read at a time.
 const PAGE: usize = 64;
 /// How many messages of a session are read to see whether it has one turn only.
@@ -360,10 +362,12 @@ impl<'a> ToldSession<'a> {
     /// Reads the turns from the newest back to some turns before a request.
     async fn read(&mut self, request: RequestId, before: usize) -> Result<(), EngineError> {
         let engine = self.recall.engine;
-        let (mut items, mut next) = (Vec::new(), None);
+        let (mut items, mut next, mut bytes) = (Vec::new(), None, 0);
         loop {
             let page = engine.transcript(&self.reader, self.session, next, PAGE);
             let page = page.await?;
+            let bodies = page.items.iter().filter_map(|item| item.body.as_ref());
+            bytes += bodies.map(Vec::len).sum::<usize>();
             items.extend(page.items);
             next = page.next;
             let (turns, continued) = turns_of(&items);
@@ -374,7 +378,8 @@ impl<'a> ToldSession<'a> {
             self.is_whole = next.is_none();
             let found = self.turns.iter().position(|turn| turn.request == request);
             let has_enough = found.is_some_and(|found| found > before);
-            if self.is_whole || has_enough || items.len() >= MESSAGES_MAX {
+            let is_enough = items.len() >= MESSAGES_MAX || bytes >= BYTES_MAX;
+            if self.is_whole || has_enough || is_enough {
                 return Ok(());
             }
         }

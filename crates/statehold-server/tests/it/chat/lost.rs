@@ -101,7 +101,7 @@ async fn both_answers_that_were_lost_with_the_server_are_given_by_the_next() {
         let answer = format!("to {}", text(&request, "input"));
         scene.complete(&request, &answer).await;
     }
-    // Nobody has read the answers when the server ends.
+    // No client has read the answers when the server ends.
     for call in calls {
         call.abort();
         drop(call.await);
