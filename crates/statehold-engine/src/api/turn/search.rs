@@ -23,7 +23,7 @@ use crate::commit::idempotency::{IdempotencyKey, KEPT_MS};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, HoldFilter};
-use crate::read::RequestDetail;
+use crate::read::{RequestDetail, own_page};
 
 /// How many decided holds of a session are read.
 const DECIDED_MAX: usize = 20;
@@ -351,19 +351,30 @@ impl<'a> TurnSearch<'a> {
     /// The newest turn of the agent, if it started before this process.
     async fn newest_before_start(&self) -> Result<Option<RequestId>, EngineError> {
         let (engine, session) = (self.engine, self.input.session);
-        let page = engine.transcript(&self.reader, session, None, MESSAGES_MAX);
         let mut seen = BTreeSet::new();
-        for item in page.await?.items {
-            let request = item.placed.request;
-            if !seen.insert(request) {
-                continue;
+        let (mut before, mut left) = (None, MESSAGES_MAX);
+        while left > 0 {
+            let page = own_page(left, |page| {
+                engine.transcript(&self.reader, session, before, page)
+            })
+            .await?;
+            left -= page.items.len();
+            for item in page.items {
+                let request = item.placed.request;
+                if !seen.insert(request) {
+                    continue;
+                }
+                let detail = engine.request(&self.reader, request).await?;
+                if self.is_meant(&detail)
+                    && let Some(started_at) = detail.started_at()
+                {
+                    let is_older = self.log.predates(started_at);
+                    return Ok(is_older.then_some(request));
+                }
             }
-            let detail = engine.request(&self.reader, request).await?;
-            if self.is_meant(&detail)
-                && let Some(started_at) = detail.started_at()
-            {
-                let is_older = self.log.predates(started_at);
-                return Ok(is_older.then_some(request));
+            before = page.next;
+            if before.is_none() {
+                break;
             }
         }
         Ok(None)
