@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use statehold_engine::api::request::WaitUntil;
-use statehold_engine::{Call, Caller, Engine, EngineOptions, SystemClock, api};
+use statehold_engine::{Call, Caller, Engine, EngineOptions, PageLimit, SystemClock, api};
 use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
@@ -59,11 +59,19 @@ async fn main() -> Result<(), AnyError> {
     worker.await??;
     println!("{} is {:?}", answered.view.id, answered.view.status);
 
-    let (page, _next) = api::session::messages(&engine, &caller, session, (None, 50)).await?;
+    let (page, _next) =
+        api::session::messages(&engine, &caller, session, (None, PageLimit::entries(50))).await?;
     for message in page.messages {
         println!("{:?}: {}", message.role, message.content);
     }
-    let read = api::state::read(&engine, &caller, session, None).await?;
+    let (read, _next) = api::state::read(
+        &engine,
+        &caller,
+        session,
+        None,
+        (None, PageLimit::entries(50)),
+    )
+    .await?;
     for (key, value) in read.state {
         println!("{key} = {value}");
     }

@@ -198,6 +198,12 @@ pub enum EngineError {
     /// A limit was exceeded.
     #[error("{0}")]
     TooMany(&'static str),
+    /// The first entry of a page is longer than the whole page may be. Ask again for a page of so many bytes.
+    #[error("the next entry has {bytes} bytes, which is more than the page may have")]
+    PageTooSmall {
+        /// The length of the entry.
+        bytes: u64,
+    },
     /// The disk is full.
     #[error("the disk is full; nothing was written, and reads go on")]
     Full,
@@ -247,6 +253,7 @@ impl From<StoreError> for EngineError {
                 found,
             },
             StoreError::NameTaken { session } => Self::NameTaken { session },
+            StoreError::PageTooSmall { bytes } => Self::PageTooSmall { bytes },
             StoreError::Full => Self::Full,
             StoreError::Stopped => Self::Stopping,
             error @ StoreError::Corrupt { .. } => Self::Damaged(error),

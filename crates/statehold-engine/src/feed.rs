@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use statehold_core::ids::{SessionId, TaskId};
-use statehold_core::record::Event;
-use statehold_store::{SessionSummary, StoredRecord};
+use statehold_core::record::{Event, Record};
+use statehold_store::{PageLimit, SessionSummary, StoreError, StoredRecord};
 
 use crate::caller::Caller;
 use crate::engine::Engine;
@@ -40,11 +40,27 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
         after: u64,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<Vec<FeedEntry>, EngineError> {
         self.readable(caller, session).await?;
         let records = self.inner().store.records(session, after, limit).await?;
         self.with_roots(records).await
+    }
+
+    /// The same records, without payloads.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read the session.
+    pub async fn chain(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        after: u64,
+        limit: PageLimit,
+    ) -> Result<Vec<Record>, EngineError> {
+        self.readable(caller, session).await?;
+        Ok(self.inner().store.chain(session, after, limit).await?)
     }
 
     async fn with_roots(&self, records: Vec<StoredRecord>) -> Result<Vec<FeedEntry>, EngineError> {
@@ -89,18 +105,17 @@ impl Engine {
         &self,
         caller: &Caller,
         after: u64,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<(Vec<(u64, FeedEntry)>, u64), EngineError> {
         let store = &self.inner().store;
         let commits = store.committed(after, SCAN_MAX).await?;
         let mut owners: BTreeMap<SessionId, Option<SessionSummary>> = BTreeMap::new();
         let mut found = Vec::new();
-        let mut at = after;
+        let (mut at, mut bytes) = (after, limit.bytes);
         for commit in commits {
-            if found.len() == limit {
+            if found.len() == limit.entries {
                 break;
             }
-            at = commit.place;
             let owner = match owners.entry(commit.session) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => new.insert(store.session(commit.session).await?),
@@ -109,12 +124,18 @@ impl Engine {
                 .as_ref()
                 .is_some_and(|summary| is_own(caller, summary));
             if is_shown {
-                let records = store
-                    .records(commit.session, commit.revision - 1, 1)
-                    .await?;
+                let one = PageLimit { entries: 1, bytes };
+                let records = store.records(commit.session, commit.revision - 1, one);
+                let records = match records.await {
+                    Err(StoreError::PageTooSmall { .. }) if !found.is_empty() => break,
+                    records => records?,
+                };
+                let read = records.iter().map(StoredRecord::bytes);
+                bytes = bytes.saturating_sub(read.sum());
                 let entries = self.with_roots(records).await?;
-                found.extend(entries.into_iter().map(|entry| (at, entry)));
+                found.extend(entries.into_iter().map(|entry| (commit.place, entry)));
             }
+            at = commit.place;
         }
         Ok((found, at))
     }

@@ -5,8 +5,6 @@
 //! A lease may be decided and not durable yet. Its worker may go on inside the server, and calls
 //! [`LeasedRequest::durable`] before it asks a model, an agent or a tool.
 
-use std::collections::BTreeMap;
-
 use serde_json::value::RawValue;
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch, StateSet};
 use statehold_core::digest::BodyRef;
@@ -18,7 +16,6 @@ use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::SessionState;
-use statehold_core::view::View;
 use statehold_store::{MemoryPage, MemoryQuery, StateValue, StoredRecord};
 
 use crate::bodies::{ItemBody, to_bytes};
@@ -574,7 +571,7 @@ impl LeasedRequest {
         self.engine.memory_of(session, request, None, page).await
     }
 
-    /// A page of the history of its task as its agent sees it, newest first.
+    /// A page of the history of its task as its agent sees it, newest first. It may be short.
     ///
     /// # Errors
     ///
@@ -585,20 +582,17 @@ impl LeasedRequest {
         limit: usize,
     ) -> Result<ItemPage, EngineError> {
         let RequestRef { session, task, .. } = self.ids;
-        let view = View::Agent(task);
-        let engine = &self.engine;
-        engine
-            .items((session, 0), Some(task), view, before, limit)
-            .await
+        self.engine.task_items(session, task, before, limit).await
     }
 
-    /// The values of the session's own keys.
+    /// The value of one of the session's own keys.
     ///
     /// # Errors
     ///
     /// If the store fails.
-    pub async fn session_values(&self) -> Result<BTreeMap<StateKey, StateValue>, EngineError> {
-        Ok(self.engine.inner().store.state(self.ids.session).await?)
+    pub async fn session_value(&self, key: StateKey) -> Result<Option<StateValue>, EngineError> {
+        let store = &self.engine.inner().store;
+        Ok(store.state_value(self.ids.session, key).await?)
     }
 
     /// The user of the session, by pseudonym.

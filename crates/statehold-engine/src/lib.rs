@@ -59,10 +59,10 @@ pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
 pub use read::{ItemPage, Page, RequestDetail, StoredRequest};
-pub use shares::{PoolFull, Share, Shares};
+pub use shares::{PendingShare, PoolFull, Share, Shares};
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,
-    Problem as CheckProblem, ProblemKind, ResumeAddress, SessionSummary, SharedValue, StateValue,
-    StoredItem, StoredRecord,
+    PageLimit, Problem as CheckProblem, ProblemKind, ResumeAddress, SessionSummary, SharedValue,
+    StateValue, StoredItem, StoredRecord,
 };
 pub use swap::Swap;

@@ -329,10 +329,12 @@ impl Engine {
         let Some(live) = state.requests.get(&request) else {
             return Ok(None);
         };
-        let written = self
-            .recent_items(session, live.task, CALLS_LOOKED_AT)
+        let found = self
+            .recent_items(session, live.task, CALLS_LOOKED_AT, |item| {
+                item.placed.item.id == call
+            })
             .await?;
-        let found = written.iter().find(|item| item.placed.item.id == call);
+        let found = found.first();
         Ok(found.map(|item| parse(item.body.as_deref())))
     }
 

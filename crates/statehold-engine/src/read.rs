@@ -11,7 +11,9 @@ use statehold_core::task::{Task, TaskStatus};
 use statehold_core::tenant::TenantEvent;
 use statehold_core::time::Timestamp;
 use statehold_core::view::View;
-use statehold_store::{ItemQuery, SessionQuery, SessionSummary, StoredItem, StoredRecord};
+use statehold_store::{
+    ItemQuery, PageLimit, SessionQuery, SessionSummary, StoreError, StoredItem, StoredRecord,
+};
 
 use crate::api::session::{SessionListInput, parse_labels};
 use crate::caller::{Caller, Role};
@@ -24,6 +26,28 @@ use crate::holds::{HoldDetail, Pending};
 pub(crate) const SCAN_MAX: usize = 2_000;
 /// How many rows one query of a list reads.
 pub(crate) const SCAN_STEP: usize = 200;
+
+/// The size of the pages that the engine reads for itself.
+const OWN_PAGE_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Reads a page of at most `entries` for the engine itself. An entry that is too long for it gets a page of its
+/// own.
+pub(crate) async fn own_page<T, F>(
+    entries: usize,
+    read: impl Fn(PageLimit) -> F,
+) -> Result<T, EngineError>
+where
+    F: Future<Output = Result<T, EngineError>>,
+{
+    let bytes = OWN_PAGE_BYTES_MAX;
+    match read(PageLimit { entries, bytes }).await {
+        Err(EngineError::PageTooSmall { bytes }) => {
+            let entries = 1;
+            read(PageLimit { entries, bytes }).await
+        }
+        page => page,
+    }
+}
 
 /// A page of entries, and the position of the next page.
 #[derive(Debug, Clone)]
@@ -226,33 +250,43 @@ impl Engine {
         task: Option<TaskId>,
         view: View,
         before: Option<u64>,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<ItemPage, EngineError> {
         let mut items: Vec<StoredItem> = Vec::new();
-        let (mut before, mut seen) = (before, 0);
+        let (mut before, mut seen, mut bytes) = (before, 0, limit.bytes);
         loop {
             // Only items removed by a rewind are skipped, so a few more than needed are enough.
-            let step = (limit - items.len() + 4).min(SCAN_STEP);
+            let entries = (limit.entries - items.len() + 4).min(SCAN_STEP);
             let query = ItemQuery {
                 task,
                 before,
-                limit: step,
+                limit: PageLimit { entries, bytes },
             };
-            let rows = self.inner().store.items(session, query).await?;
-            let is_last = rows.len() < step;
+            let (rows, next) = match self.inner().store.items(session, query).await {
+                Err(StoreError::PageTooSmall { .. }) if !items.is_empty() => {
+                    return Ok(ItemPage {
+                        items,
+                        next: before,
+                        revision,
+                    });
+                }
+                page => page?,
+            };
+            let is_last = next.is_none();
             seen += rows.len();
             let read = &self.inner().items_read;
             read.fetch_add(rows.len() as u64, Ordering::Relaxed);
             for row in rows {
                 before = Some(row.placed.item.seq);
                 if view.shows(&row.placed) {
+                    bytes = bytes.saturating_sub(row.payload_bytes());
                     items.push(row);
-                    if items.len() == limit {
+                    if items.len() == limit.entries {
                         break;
                     }
                 }
             }
-            let has_all = items.len() == limit;
+            let has_all = items.len() == limit.entries;
             if has_all || is_last || seen >= SCAN_MAX {
                 let next = before.filter(|seq| *seq > 1 && (has_all || !is_last));
                 return Ok(ItemPage {
@@ -274,7 +308,7 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
         before: Option<u64>,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<ItemPage, EngineError> {
         // Read the revision before the items, so that the items are of this revision or a later one.
         let revision = self.readable(caller, session).await?.revision;
@@ -287,7 +321,22 @@ impl Engine {
         })
     }
 
-    /// Items that a worker wrote in its live request, newest first. Used to find a call by its id.
+    /// A page of a task's history as its agent sees it, newest first, for the engine itself.
+    pub(crate) async fn task_items(
+        &self,
+        session: SessionId,
+        task: TaskId,
+        before: Option<u64>,
+        entries: usize,
+    ) -> Result<ItemPage, EngineError> {
+        own_page(entries, |page| {
+            self.items((session, 0), Some(task), View::Agent(task), before, page)
+        })
+        .await
+    }
+
+    /// The wanted ones among the newest `limit` items of a task, newest first. Other items do not stay in
+    /// memory.
     ///
     /// # Errors
     ///
@@ -297,11 +346,34 @@ impl Engine {
         session: SessionId,
         task: TaskId,
         limit: usize,
+        is_wanted: impl Fn(&StoredItem) -> bool,
     ) -> Result<Vec<StoredItem>, EngineError> {
-        let page = self
-            .items((session, 0), Some(task), View::Agent(task), None, limit)
-            .await?;
-        Ok(page.items)
+        let mut wanted = Vec::new();
+        let (mut before, mut left) = (None, limit);
+        while left > 0 {
+            let page = self.task_items(session, task, before, left).await?;
+            left -= page.items.len();
+            wanted.extend(page.items.into_iter().filter(&is_wanted));
+            before = page.next;
+            if before.is_none() {
+                break;
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// Records after a revision with their payloads, for the engine itself. They may be fewer than `entries`.
+    pub(crate) async fn records_after(
+        &self,
+        session: SessionId,
+        after: u64,
+        entries: usize,
+    ) -> Result<Vec<StoredRecord>, EngineError> {
+        let store = &self.inner().store;
+        own_page(entries, |page| async move {
+            Ok(store.records(session, after, page).await?)
+        })
+        .await
     }
 
     pub(crate) async fn find_task(
@@ -435,8 +507,8 @@ impl Engine {
         session: SessionId,
         seq: u64,
     ) -> Result<Option<StoredRecord>, EngineError> {
-        let after = seq.saturating_sub(1);
-        let records = self.inner().store.records(session, after, 1).await?;
+        let (store, one) = (&self.inner().store, PageLimit::entries(1));
+        let records = store.records(session, seq.saturating_sub(1), one).await?;
         Ok(records.into_iter().next())
     }
 

@@ -42,7 +42,7 @@ impl Engine {
             return Ok(BTreeSet::new());
         }
         let written = self
-            .recent_items(state.session, live.task, CALLS_LOOKED_AT)
+            .recent_items(state.session, live.task, CALLS_LOOKED_AT, is_note)
             .await?;
         // People were already asked about notes written before the last hold.
         let noted = noted_without_answer(&written);
@@ -75,12 +75,14 @@ impl Engine {
             return Ok(asked_about);
         }
         let written = self
-            .recent_items(state.session, task.id, CALLS_LOOKED_AT)
+            .recent_items(state.session, task.id, CALLS_LOOKED_AT, |item| {
+                calls.contains(&item.placed.item.id)
+            })
             .await?;
         for item in written {
             let id = item.placed.item.id;
             let body: ItemBody = parse(item.body.as_deref());
-            let Some(tool) = body.name.filter(|_| calls.contains(&id)) else {
+            let Some(tool) = body.name else {
                 continue;
             };
             let Effective { policy, digest } = policies.of(&task.agent, &tool);
@@ -130,7 +132,9 @@ impl Engine {
             }
         }
         let written = self
-            .recent_items(session, hold.task, CALLS_LOOKED_AT)
+            .recent_items(session, hold.task, CALLS_LOOKED_AT, |item| {
+                is_note(item) || item.placed.item.id == call
+            })
             .await?;
         let why = why_unknown(&written, call, asked_before..hold.number);
         body.message = Some(why.to_owned());
@@ -203,10 +207,12 @@ impl Engine {
 }
 
 /// The notes of workers about calls without an answer.
+fn is_note(item: &StoredItem) -> bool {
+    item.placed.item.kind == ItemKind::Note
+}
+
 fn noted_without_answer(written: &[StoredItem]) -> impl Iterator<Item = NoAnswerBody> {
-    let notes = written
-        .iter()
-        .filter(|item| item.placed.item.kind == ItemKind::Note);
+    let notes = written.iter().filter(|item| is_note(item));
     notes.filter_map(|item| {
         let body: ItemBody = parse(item.body.as_deref());
         let data = body

@@ -4,15 +4,15 @@
 //! only for such writes, so that it has an order, a chain and idempotency keys. Lists omit keeper
 //! sessions.
 
-use std::collections::BTreeMap;
-
 use statehold_core::command::Rejection;
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, UserId};
 use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
-use statehold_store::{SessionSummary, SharedOwner, SharedValue, StateValue};
+use statehold_store::{
+    PageLimit, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, StoreError,
+};
 use uuid::Uuid;
 
 use crate::api::session::{SessionInput, create_command};
@@ -41,13 +41,14 @@ pub(crate) fn require_shared_writer(
 }
 
 impl Engine {
-    /// The values of an app, or of a user in an app, and the revision of direct writes.
+    /// A page of the values of an app, or of a user in an app, and the revision of direct writes.
     pub(crate) async fn shared(
         &self,
         caller: &Caller,
         app: &Name,
         user: Option<UserId>,
-    ) -> Result<(BTreeMap<StateKey, SharedValue>, u64), EngineError> {
+        (after, limit): (Option<StateKey>, PageLimit),
+    ) -> Result<(StatePage<SharedValue>, u64), EngineError> {
         if let Some(user) = user {
             // Workers read a user's values only through the sessions that they work in.
             if !caller.acts_for(user) && !caller.reads_all() {
@@ -59,9 +60,9 @@ impl Engine {
             app: app.clone(),
             user,
         };
-        let values = self.inner().store.shared(owner).await?;
+        let page = self.inner().store.shared(owner, after, limit).await?;
         let (_, keeper) = self.find_keeper(&caller.tenant, app, user).await?;
-        Ok((values, keeper.map_or(0, |keeper| keeper.revision)))
+        Ok((page, keeper.map_or(0, |keeper| keeper.revision)))
     }
 
     /// The keeper session, or the id of the one to create. Earlier builds let callers delete keeper
@@ -116,7 +117,8 @@ impl Engine {
         Ok(write)
     }
 
-    /// The values visible in a session: its own, its user's and its app's, each under its full key.
+    /// A page of the values visible in a session, each under its full key: those of its app, then those of its
+    /// user, then its own. With the revision of the session.
     ///
     /// # Errors
     ///
@@ -125,18 +127,45 @@ impl Engine {
         &self,
         caller: &Caller,
         session: SessionId,
-    ) -> Result<(BTreeMap<StateKey, StateValue>, u64), EngineError> {
+        (after, limit): (Option<StateKey>, PageLimit),
+    ) -> Result<(StatePage<StateValue>, u64), EngineError> {
         let summary = self.session(caller, session).await?;
         let store = &self.inner().store;
-        let mut values = store.state(session).await?;
-        for scope in [Scope::App, Scope::User] {
-            let owner = SharedOwner::of(&summary.owner, scope);
-            for (key, shared) in store.shared(owner).await? {
-                let (value, version) = (shared.value, shared.version);
-                values.insert(key, StateValue { value, version });
+        let mut page = StatePage::default();
+        let mut left = limit;
+        let begin = after.as_ref().map(StateKey::scope);
+        for scope in [Scope::App, Scope::User, Scope::Session] {
+            if Some(scope) < begin {
+                continue;
+            }
+            let after = after.clone().filter(|key| key.scope() == scope);
+            let next = if scope == Scope::Session {
+                store.state(session, after, left).await
+            } else {
+                let owner = SharedOwner::of(&summary.owner, scope);
+                let shared = store.shared(owner, after, left).await;
+                shared.map(|page| page.map(StateValue::from))
+            };
+            let next = match next {
+                Err(StoreError::PageTooSmall { .. }) if !page.values.is_empty() => {
+                    page.has_more = true;
+                    break;
+                }
+                next => next?,
+            };
+            left.entries -= next.values.len();
+            let read = next
+                .values
+                .iter()
+                .map(|(key, value)| key.as_str().len() + value.value.len());
+            left.bytes = left.bytes.saturating_sub(read.sum::<usize>() as u64);
+            page.values.extend(next.values);
+            page.has_more = next.has_more;
+            if page.has_more {
+                break;
             }
         }
-        Ok((values, summary.revision))
+        Ok((page, summary.revision))
     }
 
     /// The root of a live request that the caller works on.

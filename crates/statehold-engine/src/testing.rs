@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use statehold_core::command::Command;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
-use statehold_core::view::View;
 
 use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
@@ -123,8 +122,5 @@ pub async fn task_items(
     before: Option<u64>,
     limit: usize,
 ) -> Result<ItemPage, EngineError> {
-    let view = View::Agent(task);
-    engine
-        .items((session, 0), Some(task), view, before, limit)
-        .await
+    engine.task_items(session, task, before, limit).await
 }

@@ -21,7 +21,7 @@ pub use commit::{Answer, BodyMismatch, CHAT_REQUESTS_MAX, Commit, MergedValue};
 pub use port::{
     AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueDeadlines,
     DueKind, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery,
-    LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit, ResumeAddress, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredExchange,
-    StoredItem, StoredRecord, TenantCommit,
+    LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit, PendingCommit, ResumeAddress,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
+    StoreError, StoredExchange, StoredItem, StoredRecord, TenantCommit,
 };

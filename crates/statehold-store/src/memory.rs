@@ -34,9 +34,9 @@ use crate::commit::{Answer, CHAT_REQUESTS_MAX, Commit, SharedWrite, chat_request
 use crate::keys::KnownKeys;
 use crate::port::{
     ApiKey, BoxError, CallResult, ChangedHead, Committed, DueDeadlines, HoldChange, HoldQuery,
-    HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit,
-    ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store,
-    StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
+    HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
+    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
 };
 
 /// A store in memory.
@@ -59,6 +59,16 @@ impl MemoryStore {
 
     fn read<T>(&self, query: impl FnOnce(&Tables) -> T) -> Ready<Result<T, StoreError>> {
         ready(self.lock().map(|tables| query(&tables)))
+    }
+
+    /// A page of a session; an empty one if there is no such session.
+    fn page_of<T: Default>(
+        &self,
+        session: SessionId,
+        query: impl FnOnce(&Session) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let page = self.lock()?.of(session, query);
+        page.unwrap_or_else(|| Ok(T::default()))
     }
 }
 
@@ -388,29 +398,18 @@ impl_store! {
             tables.sessions.get(&session)?.state_at(revision);
         fn kept_revision(session: SessionId, revision: u64) -> u64 =
             tables.of(session, |kept| kept.kept_revision(revision)).unwrap_or(revision);
-        fn records(session: SessionId, after: u64, limit: usize) -> Vec<StoredRecord> =
-            tables.of(session, |kept| kept.records(after, limit)).unwrap_or_default();
         fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>> =
             places.iter().map(|(session, revision)| tables.record_at(*session, *revision)).collect();
 
-        fn items(session: SessionId, query: ItemQuery) -> Vec<StoredItem> =
-            tables.of(session, |kept| kept.items(query)).unwrap_or_default();
-        fn transcript(session: SessionId, before: Option<u64>, limit: usize)
-            -> (Vec<StoredItem>, Option<u64>) =
-            tables.of(session, |kept| kept.transcript(before, limit)).unwrap_or_default();
         fn memory(session: SessionId, query: MemoryQuery) -> MemoryPage =
             tables.of(session, |kept| kept.memory(&query)).unwrap_or_default();
 
-        fn state(session: SessionId) -> BTreeMap<StateKey, StateValue> =
-            tables.of(session, |kept| history::values(&kept.log)).unwrap_or_default();
         fn state_value(session: SessionId, key: StateKey) -> Option<StateValue> =
             tables.sessions.get(&session)?.state_value(&key);
         fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>> =
             tables.sessions.get(&session)?.value_at(&key, revision);
         fn task_state(task: TaskId) -> Option<Vec<u8>> =
             tables.sessions.get(tables.session_of_task.get(&task)?)?.task_state(task);
-        fn shared(owner: SharedOwner) -> BTreeMap<StateKey, SharedValue> =
-            tables.shared_of(&owner);
         fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue> =
             tables.shared.get(&owner)?.get(&key)?.value.clone();
 
@@ -486,6 +485,63 @@ impl_store! {
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
         let done = self.lock()?.commit(commit);
         Ok(Box::pin(ready(done)))
+    }
+
+    async fn records(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: PageLimit,
+    ) -> Result<Vec<StoredRecord>, StoreError> {
+        self.page_of(session, |kept| kept.records(after, limit))
+    }
+
+    async fn chain(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: PageLimit,
+    ) -> Result<Vec<Record>, StoreError> {
+        self.page_of(session, |kept| kept.chain(after, limit))
+    }
+
+    async fn items(
+        &self,
+        session: SessionId,
+        query: ItemQuery,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+        self.page_of(session, |kept| kept.items(query))
+    }
+
+    async fn transcript(
+        &self,
+        session: SessionId,
+        before: Option<u64>,
+        limit: PageLimit,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+        self.page_of(session, |kept| kept.transcript(before, limit))
+    }
+
+    async fn state(
+        &self,
+        session: SessionId,
+        after: Option<StateKey>,
+        limit: PageLimit,
+    ) -> Result<StatePage<StateValue>, StoreError> {
+        self.page_of(session, |kept| {
+            let values = history::values(&kept.log);
+            listing::page_of_keys(values, after.as_ref(), limit, |value| value.value.len())
+        })
+    }
+
+    async fn shared(
+        &self,
+        owner: SharedOwner,
+        after: Option<StateKey>,
+        limit: PageLimit,
+    ) -> Result<StatePage<SharedValue>, StoreError> {
+        let values = self.lock()?.shared_of(&owner);
+        listing::page_of_keys(values, after.as_ref(), limit, |value| value.value.len())
     }
 
     async fn verify(

@@ -98,6 +98,12 @@ pub enum StoreError {
     /// This build cannot use the files.
     #[error("{0}")]
     Unusable(String),
+    /// The first entry of a page is longer than the whole page may be. Ask again for a page of so many bytes.
+    #[error("the next entry has {bytes} bytes, which is more than the page may have")]
+    PageTooSmall {
+        /// The length of the entry.
+        bytes: u64,
+    },
     /// The engine below failed.
     #[error("the store cannot be reached")]
     Unavailable(#[source] BoxError),
@@ -116,6 +122,7 @@ impl StoreError {
             | Self::KeyTaken { .. }
             | Self::Stopped
             | Self::Corrupt { .. }
+            | Self::PageTooSmall { .. }
             | Self::Unusable(_) => false,
         }
     }
@@ -128,6 +135,12 @@ pub type PendingCommit = Pin<Box<dyn Future<Output = Result<u64, StoreError>> + 
 ///
 /// A session has one writer order: a commit is taken only at the revision it was decided on. Reads
 /// see whole commits only.
+///
+/// # Pages
+///
+/// A method with a [`PageLimit`] returns a page that ends before the entry that would exceed the limit, so it
+/// may be short. It knows the length of an entry before it unpacks a payload. If the first entry alone is too
+/// long, that is a [`StoreError::PageTooSmall`], which says how many bytes it has.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Writes a commit: its record, payloads, projections, shared state and kept answer, all of
@@ -185,20 +198,29 @@ pub trait Store: Send + Sync + 'static {
     /// The newest revision at or before this one that no rewind has taken back.
     async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError>;
 
-    /// Up to `limit` records after revision `after`, in order, each verified against the chain.
+    /// A page of the records after revision `after`, in order, each verified against the chain.
     async fn records(
         &self,
         session: SessionId,
         after: u64,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<Vec<StoredRecord>, StoreError>;
 
-    /// A page of items, newest first. In a fork, inherited tasks have the ids that the fork gave them.
+    /// The same without payloads, which are not read and do not count.
+    async fn chain(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: PageLimit,
+    ) -> Result<Vec<Record>, StoreError>;
+
+    /// A page of items, newest first, and the `seq` before which the next page begins, if there may be more.
+    /// In a fork, inherited tasks have the ids that the fork gave them.
     async fn items(
         &self,
         session: SessionId,
         query: ItemQuery,
-    ) -> Result<Vec<StoredItem>, StoreError>;
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError>;
 
     /// A page of the transcript: what clients see, newest first, and the `seq` before which the next
     /// page begins. A page looks at a bounded number of records, so it may be short.
@@ -206,7 +228,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         session: SessionId,
         before: Option<u64>,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError>;
 
     /// A page of a memory, newest exchange first. The cost does not depend on the exchanges of other paths,
@@ -217,9 +239,13 @@ pub trait Store: Send + Sync + 'static {
         query: MemoryQuery,
     ) -> Result<MemoryPage, StoreError>;
 
-    /// The session keys with their values.
-    async fn state(&self, session: SessionId)
-    -> Result<BTreeMap<StateKey, StateValue>, StoreError>;
+    /// A page of the session keys after `after` with their values, by key.
+    async fn state(
+        &self,
+        session: SessionId,
+        after: Option<StateKey>,
+        limit: PageLimit,
+    ) -> Result<StatePage<StateValue>, StoreError>;
 
     /// One session key with its value.
     async fn state_value(
@@ -239,11 +265,13 @@ pub trait Store: Send + Sync + 'static {
     /// The private state of a task.
     async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// The shared keys of an app or a user.
+    /// A page of the shared keys of an app or a user after `after`, by key.
     async fn shared(
         &self,
         owner: SharedOwner,
-    ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError>;
+        after: Option<StateKey>,
+        limit: PageLimit,
+    ) -> Result<StatePage<SharedValue>, StoreError>;
 
     /// One shared key of an app or a user.
     async fn shared_value(
@@ -489,6 +517,96 @@ macro_rules! impl_store {
 }
 pub(crate) use impl_store;
 
+/// How much one page may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageLimit {
+    /// The maximum number of entries.
+    pub entries: usize,
+    /// The maximum size of their payloads together, unpacked. Records count with their own bytes too.
+    pub bytes: u64,
+}
+
+impl PageLimit {
+    /// So many entries, however long they are: for one entry, and for readers that may take any memory.
+    pub const fn entries(entries: usize) -> Self {
+        let bytes = u64::MAX;
+        Self { entries, bytes }
+    }
+}
+
+/// The room that is left on a page in the making.
+#[derive(Debug)]
+pub(crate) struct PageRoom {
+    left: PageLimit,
+    is_empty: bool,
+}
+
+impl PageRoom {
+    pub(crate) fn new(limit: PageLimit) -> Self {
+        Self {
+            left: limit,
+            is_empty: true,
+        }
+    }
+
+    /// Whether there is room for no entry at all, however short.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.left.entries == 0
+    }
+
+    /// Takes the room of one more entry. False ends the page before it.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::PageTooSmall`] if the entry is the first one and does not fit.
+    pub(crate) fn take(&mut self, bytes: u64) -> Result<bool, StoreError> {
+        if self.is_used_up() {
+            return Ok(false);
+        }
+        let Some(left) = self.left.bytes.checked_sub(bytes) else {
+            let too_small = StoreError::PageTooSmall { bytes };
+            return if self.is_empty {
+                Err(too_small)
+            } else {
+                Ok(false)
+            };
+        };
+        self.left.entries -= 1;
+        self.left.bytes = left;
+        self.is_empty = false;
+        Ok(true)
+    }
+}
+
+/// A page of state keys with their values. The lengths of the keys count too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatePage<V> {
+    /// The values.
+    pub values: BTreeMap<StateKey, V>,
+    /// Whether there are keys after the last one.
+    pub has_more: bool,
+}
+
+impl<V> StatePage<V> {
+    /// The page with other values under the same keys.
+    pub fn map<W>(self, map: impl Fn(V) -> W) -> StatePage<W> {
+        let values = self.values.into_iter();
+        StatePage {
+            values: values.map(|(key, value)| (key, map(value))).collect(),
+            has_more: self.has_more,
+        }
+    }
+}
+
+impl<V> Default for StatePage<V> {
+    fn default() -> Self {
+        Self {
+            values: BTreeMap::new(),
+            has_more: false,
+        }
+    }
+}
+
 /// A record with its payloads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredRecord {
@@ -498,15 +616,29 @@ pub struct StoredRecord {
     pub bodies: Vec<Option<Vec<u8>>>,
 }
 
+impl StoredRecord {
+    /// The size of the record and its payloads, erased ones included.
+    pub fn bytes(&self) -> u64 {
+        record_bytes(&self.record)
+    }
+}
+
+/// The size of a record with its payloads.
+pub(crate) fn record_bytes(record: &Record) -> u64 {
+    let bodies = record.bodies();
+    let bodies = bodies.iter().map(|body| u64::from(body.bytes));
+    record.as_bytes().len() as u64 + bodies.sum::<u64>()
+}
+
 /// Which items to read.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct ItemQuery {
     /// Only items of this task.
     pub task: Option<TaskId>,
     /// Only items before this `seq`.
     pub before: Option<u64>,
     /// The maximum size of the page.
-    pub limit: usize,
+    pub limit: PageLimit,
 }
 
 /// An item with its content.
@@ -520,6 +652,16 @@ pub struct StoredItem {
     pub body: Option<Vec<u8>>,
     /// The attachments, in order.
     pub attachments: Vec<Option<Vec<u8>>>,
+}
+
+impl StoredItem {
+    /// The size of its payloads, erased ones included.
+    pub fn payload_bytes(&self) -> u64 {
+        let item = &self.placed.item;
+        let attached = item.attachments.iter().map(|file| file.body.bytes);
+        let bodies = std::iter::once(item.body.bytes).chain(attached);
+        bodies.map(u64::from).sum()
+    }
 }
 
 /// Which exchanges of a memory to read.
@@ -621,6 +763,13 @@ pub struct SharedValue {
     pub at: Timestamp,
     /// The request that wrote it.
     pub request: Option<RequestId>,
+}
+
+impl From<SharedValue> for StateValue {
+    fn from(shared: SharedValue) -> Self {
+        let (value, version) = (shared.value, shared.version);
+        Self { value, version }
+    }
 }
 
 /// Which sessions to list.

@@ -26,7 +26,6 @@ mod wal;
 mod write;
 mod writer;
 
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -39,6 +38,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
+use statehold_core::record::Record;
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
@@ -48,9 +48,9 @@ use crate::commit::{Answer, Commit};
 use crate::keys::{KnownKeys, create_private, sync_directory};
 use crate::port::{
     ApiKey, ChangedHead, Committed, DueDeadlines, HoldChange, HoldQuery, HoldSummary, ItemQuery,
-    LineageStep, LiveWork, MemoryPage, MemoryQuery, PendingCommit, ResumeAddress, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
-    StoredRecord, TenantCommit, impl_store,
+    LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit, PendingCommit, ResumeAddress,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
+    StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
 };
 use erase::Erased;
 use readers::Readers;
@@ -342,13 +342,17 @@ impl_store! {
         fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>> =
             holds::records_at(conn, &places);
 
-        fn state(session: SessionId) -> BTreeMap<StateKey, StateValue> = read::state(conn, session);
+        fn chain(session: SessionId, after: u64, limit: PageLimit) -> Vec<Record> =
+            log::chain(conn, session, after, limit);
+        fn state(session: SessionId, after: Option<StateKey>, limit: PageLimit)
+            -> StatePage<StateValue> = read::state(conn, session, after.as_ref(), limit);
         fn state_value(session: SessionId, key: StateKey) -> Option<StateValue> =
             read::state_value(conn, session, &key);
         fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>> =
             read::state_at(conn, session, &key, revision);
         fn task_state(task: TaskId) -> Option<Vec<u8>> = read::task_state(conn, task);
-        fn shared(owner: SharedOwner) -> BTreeMap<StateKey, SharedValue> = read::shared(conn, &owner);
+        fn shared(owner: SharedOwner, after: Option<StateKey>, limit: PageLimit)
+            -> StatePage<SharedValue> = read::shared(conn, &owner, after.as_ref(), limit);
         fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue> =
             read::shared_value(conn, &owner, &key);
 
@@ -437,7 +441,7 @@ impl_store! {
         &self,
         session: SessionId,
         after: u64,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<Vec<StoredRecord>, StoreError> {
         if let Some(hot) = self.tail.hot(session)
             && let Some(records) = hot::records(&hot, after, limit)
@@ -452,12 +456,12 @@ impl_store! {
         &self,
         session: SessionId,
         query: ItemQuery,
-    ) -> Result<Vec<StoredItem>, StoreError> {
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
         if query.before.is_none()
             && let Some(hot) = self.tail.hot(session)
-            && let Some(items) = hot::items(&hot, query)
+            && let Some(page) = hot::items(&hot, query)
         {
-            return Ok(items);
+            return Ok(page);
         }
         let fills = query.before.is_none() && query.task.is_none();
         self.walk(session, fills, move |rows| {
@@ -470,7 +474,7 @@ impl_store! {
         &self,
         session: SessionId,
         before: Option<u64>,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
         if before.is_none()
             && let Some(hot) = self.tail.hot(session)

@@ -123,6 +123,7 @@ promises! {
         a_commit_is_read_back_whole,
         the_chain_verifies_from_the_first_record,
         records_come_in_pages_of_any_size,
+        every_page_is_bounded_in_bytes,
         payloads_of_every_kind_and_length_come_back,
         the_same_long_payload_may_come_again,
     }

@@ -21,7 +21,7 @@ use statehold_core::scope::Scope;
 use statehold_model::fixtures;
 use statehold_store::keys::{KeyFile, KeyOwner, PayloadKeys as _};
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
-use statehold_store::{SharedOwner, Store};
+use statehold_store::{PageLimit, SharedOwner, Store};
 
 use crate::workload::{Client, ClientKeys, Random, session_id};
 
@@ -358,7 +358,9 @@ async fn find_all(store: &SqliteStore) -> Result<Found> {
         let is_deleted = state.is_some_and(|state| state.deleted);
         let mut after = 0;
         loop {
-            let page = store.records(session, after, 500).await?;
+            let page = store
+                .records(session, after, PageLimit::entries(500))
+                .await?;
             for stored in &page {
                 after = stored.record.content.seq;
                 records.insert((session, after), stored.record.hash);
@@ -371,10 +373,10 @@ async fn find_all(store: &SqliteStore) -> Result<Found> {
             }
         }
     }
-    let shared = store
-        .shared(SharedOwner::of(&fixtures::owner(), Scope::App))
-        .await?;
+    let owner = SharedOwner::of(&fixtures::owner(), Scope::App);
+    let shared = store.shared(owner, None, PageLimit::entries(1)).await?;
     let count = shared
+        .values
         .values()
         .next()
         .and_then(|value| std::str::from_utf8(&value.value).ok());

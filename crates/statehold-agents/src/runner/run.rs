@@ -338,16 +338,13 @@ impl AgentRun {
         &self,
         keys: &[StateKey],
     ) -> Result<Vec<(StateKey, Raw)>, TurnError> {
-        if keys.is_empty() {
-            return Ok(Vec::new());
+        let mut found = Vec::new();
+        for key in keys {
+            let value = self.request.session_value(key.clone()).await?;
+            let value = value.and_then(|value| serde_json::from_slice(&value.value).ok());
+            found.extend(value.map(|value| (key.clone(), value)));
         }
-        let values = self.request.session_values().await?;
-        let found = keys.iter().filter_map(|key| {
-            let value = &values.get(key)?.value;
-            let value = serde_json::from_slice(value).ok()?;
-            Some((key.clone(), value))
-        });
-        Ok(found.collect())
+        Ok(found)
     }
 
     /// Releases the lease, because the request waits for a person.

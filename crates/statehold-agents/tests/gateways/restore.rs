@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use statehold_agents::spec::ChatMemory;
+use statehold_engine::PageLimit;
 use statehold_engine::Schema;
 use statehold_fakes::chat::{streamed, streamed_with};
 use statehold_fakes::conversations::Conversations;
@@ -102,7 +103,12 @@ async fn state_comes_back_byte_for_byte_and_its_names_mean_nothing() -> Outcome 
     let plain = r#"{"role":"assistant","content":"more"}"#;
     assert!(seen[2].text.contains(plain), "{}", seen[2].text);
     // No part of the agent's state became session state.
-    let values = rig.engine.state(&rig.local, session).await?.0;
+    let values = rig
+        .engine
+        .state(&rig.local, session, (None, PageLimit::entries(100)))
+        .await?
+        .0
+        .values;
     assert!(values.is_empty(), "{values:?}");
     runner.stop().await;
     rig.engine.shut_down().await;

@@ -14,7 +14,7 @@ use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::bodies::{ItemBody, parse};
-use statehold_engine::{HoldDetail, RequestDetail, testing};
+use statehold_engine::{HoldDetail, PageLimit, RequestDetail, testing};
 use statehold_fakes::FakeService;
 
 use crate::rig::{Rig, agent, error, name};
@@ -141,8 +141,11 @@ impl Rig {
 
     /// The session's state as JSON.
     pub(crate) async fn value(&self, session: SessionId, key: &str) -> Option<Value> {
-        let values = self.engine.state(&self.local, session).await;
-        let values = values.expect("state").0;
+        let values = self
+            .engine
+            .state(&self.local, session, (None, PageLimit::entries(100)))
+            .await;
+        let values = values.expect("state").0.values;
         let value = values.get(key)?;
         Some(serde_json::from_slice(&value.value).expect("JSON"))
     }

@@ -11,7 +11,7 @@ use statehold_engine::policy::Policies;
 use statehold_fakes::FakeService;
 use statehold_fakes::chat::streamed;
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
-use statehold_store::{Store, StoreError, codec};
+use statehold_store::{PageLimit, Store, StoreError, codec};
 
 use crate::rig::{Outcome, Rig, book, router};
 use crate::world::chat;
@@ -47,7 +47,9 @@ async fn unique_bytes(store: &SqliteStore, session: SessionId) -> Result<u64, St
     let mut unique = BTreeSet::new();
     let mut read = 0;
     loop {
-        let records = store.records(session, read, 500).await?;
+        let records = store
+            .records(session, read, PageLimit::entries(500))
+            .await?;
         let Some(last) = records.last() else {
             break;
         };

@@ -1,7 +1,7 @@
 //! A store that counts its reads, and whose commits wait in line until the test writes them: a turn goes as
 //! far as it can without a durable commit.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -9,7 +9,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
-use statehold_core::record::CommandName;
+use statehold_core::record::{CommandName, Record};
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
@@ -18,9 +18,9 @@ use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
     Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DueDeadlines, HoldChange,
-    HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
+    HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
     PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::oneshot;
 
@@ -132,15 +132,16 @@ store_of_disk! {
     fn load(session: SessionId) -> Option<SessionState>;
     fn load_at(session: SessionId, revision: u64) -> Option<SessionState>;
     fn kept_revision(session: SessionId, revision: u64) -> u64;
-    fn records(session: SessionId, after: u64, limit: usize) -> Vec<StoredRecord>;
-    fn items(session: SessionId, query: ItemQuery) -> Vec<StoredItem>;
-    fn transcript(session: SessionId, before: Option<u64>, limit: usize) -> (Vec<StoredItem>, Option<u64>);
+    fn records(session: SessionId, after: u64, limit: PageLimit) -> Vec<StoredRecord>;
+    fn chain(session: SessionId, after: u64, limit: PageLimit) -> Vec<Record>;
+    fn items(session: SessionId, query: ItemQuery) -> (Vec<StoredItem>, Option<u64>);
+    fn transcript(session: SessionId, before: Option<u64>, limit: PageLimit) -> (Vec<StoredItem>, Option<u64>);
     fn memory(session: SessionId, query: MemoryQuery) -> MemoryPage;
-    fn state(session: SessionId) -> BTreeMap<StateKey, StateValue>;
+    fn state(session: SessionId, after: Option<StateKey>, limit: PageLimit) -> StatePage<StateValue>;
     fn state_value(session: SessionId, key: StateKey) -> Option<StateValue>;
     fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>>;
     fn task_state(task: TaskId) -> Option<Vec<u8>>;
-    fn shared(owner: SharedOwner) -> BTreeMap<StateKey, SharedValue>;
+    fn shared(owner: SharedOwner, after: Option<StateKey>, limit: PageLimit) -> StatePage<SharedValue>;
     fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue>;
     fn ended_request(id: RequestId) -> Option<EndedRequest>;
     fn closed_task(id: TaskId) -> Option<ClosedTask>;

@@ -10,6 +10,7 @@ use statehold_agents::spec::{
 };
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::request::RequestOutcome;
+use statehold_engine::PageLimit;
 use statehold_engine::RequestDetail;
 use statehold_engine::bodies::{AttachmentBody, ItemBody};
 use statehold_engine::policy::Policies;
@@ -157,7 +158,7 @@ impl AtWork {
         let records = self
             .rig
             .engine
-            .feed(&self.rig.local, self.session, 0, 1_000)
+            .feed(&self.rig.local, self.session, 0, PageLimit::entries(1_000))
             .await;
         for entry in records.expect("records") {
             for body in entry.stored.bodies.into_iter().flatten() {
@@ -508,7 +509,7 @@ async fn a_file_is_extracted_and_only_the_answer_is_shown() -> Outcome {
     let client = work
         .rig
         .engine
-        .transcript(&work.rig.local, work.session, None, 100)
+        .transcript(&work.rig.local, work.session, None, PageLimit::entries(100))
         .await?;
     assert_eq!(client.items.len(), 2);
     for item in &client.items {

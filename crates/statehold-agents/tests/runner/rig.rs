@@ -22,8 +22,8 @@ use statehold_engine::{
     Call, Caller, Claim, ClaimedRequest, Engine, EngineError, EngineOptions, MemoryKeys,
     RequestDetail, SystemClock, api, testing,
 };
-use statehold_store::Store;
 use statehold_store::memory::MemoryStore;
+use statehold_store::{PageLimit, Store};
 
 /// Time limit of any wait in a test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -251,7 +251,10 @@ impl Rig {
         session: SessionId,
         revision: u64,
     ) -> Vec<CommandName> {
-        let feed = self.engine.feed(&self.local, session, revision, 500).await;
+        let feed = self
+            .engine
+            .feed(&self.local, session, revision, PageLimit::entries(500))
+            .await;
         let entries = feed.expect("records");
         let commands = entries.iter();
         commands
@@ -263,7 +266,7 @@ impl Rig {
     pub(crate) async fn transcript(&self, session: SessionId) -> Vec<String> {
         let page = self
             .engine
-            .transcript(&self.local, session, None, 100)
+            .transcript(&self.local, session, None, PageLimit::entries(100))
             .await;
         let items = page.expect("a transcript").items;
         items

@@ -5,9 +5,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::item::{Item, PlacedItem};
-use statehold_core::record::Event;
+use statehold_core::record::{CommandName, Event};
 use statehold_core::view::View;
-use statehold_store::HoldChangeKind;
+use statehold_store::{HoldChangeKind, PageLimit};
 use tokio::sync::watch;
 
 use super::hold::HoldView;
@@ -106,13 +106,14 @@ impl Feed {
         }
     }
 
-    /// The events since the last call: at most `limit` records or changes, and the deltas between them. An
+    /// The events since the last call: the records or changes that fit `limit`, and the deltas between them. An
     /// empty list means that there is none yet.
     ///
     /// # Errors
     ///
-    /// If the caller has lost read access, or the store fails.
-    pub async fn read(&mut self, limit: usize) -> Result<Vec<FeedEvent>, EngineError> {
+    /// [`EngineError::PageTooSmall`] if the next record does not fit; the position stays. If the caller has lost
+    /// read access, or the store fails.
+    pub async fn read(&mut self, limit: PageLimit) -> Result<Vec<FeedEvent>, EngineError> {
         // `changed` must notice every commit that this read may miss.
         self.commits.mark_unchanged();
         let (engine, caller) = (&self.engine, &self.caller);
@@ -130,7 +131,8 @@ impl Feed {
                 Ok(events.collect())
             }
             FeedSource::Holds { after } => {
-                let found = next_of(after, |at| engine.hold_feed(caller, at, limit)).await?;
+                let found =
+                    next_of(after, |at| engine.hold_feed(caller, at, limit.entries)).await?;
                 Ok(found.iter().map(FeedEvent::of_hold).collect())
             }
         }
@@ -249,32 +251,52 @@ impl<'a> DeltaView<'a> {
     }
 }
 
+/// A record of a feed. Payloads stay the JSON that they are: parsed, they would take many times the memory.
+#[derive(Debug, Serialize)]
+struct RecordView<'a> {
+    session_id: SessionId,
+    revision: u64,
+    at: Time,
+    command: &'a CommandName,
+    events: Vec<EventView>,
+}
+
+/// An event of a record.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum EventView {
+    Items {
+        r#type: &'static str,
+        task_id: TaskId,
+        request_id: RequestId,
+        items: Vec<ItemView>,
+    },
+    Other(Value),
+}
+
 /// One record of a feed, as clients see it.
 fn record(entry: &FeedEntry) -> Vec<u8> {
     let content = &entry.stored.record.content;
-    let mut bodies = entry.stored.bodies.iter();
+    let mut bodies = entry.stored.bodies.as_slice();
     let mut events = Vec::with_capacity(content.events.len());
     for event in &content.events {
-        let own: Vec<Option<&[u8]>> = bodies
-            .by_ref()
-            .take(event.bodies().len())
-            .map(Option::as_deref)
-            .collect();
-        events.extend(shown(event, &own, entry));
+        let (own, rest) = bodies.split_at(event.bodies().len());
+        bodies = rest;
+        events.extend(shown(event, own, entry));
     }
-    to_body(&json!({
-        "session_id": content.session,
-        "revision": content.seq,
-        "at": Time(content.at),
-        "command": content.command,
-        "events": events,
-    }))
+    to_body(&RecordView {
+        session_id: content.session,
+        revision: content.seq,
+        at: Time(content.at),
+        command: &content.command,
+        events,
+    })
 }
 
 /// One event as clients see it; None if it is hidden.
 #[expect(clippy::too_many_lines, reason = "one arm per event, nothing else")]
-fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<Value> {
-    Some(match event {
+fn shown(event: &Event, bodies: &[Option<Vec<u8>>], entry: &FeedEntry) -> Option<EventView> {
+    let shown = match event {
         Event::SessionCreated { owner, .. } => {
             json!({"type": "session_created", "app": owner.app, "agent": owner.agent})
         }
@@ -338,10 +360,12 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<V
             items,
         } => {
             let items = items_shown(entry, (*task, *request), items, bodies);
-            if items.is_empty() {
-                return None;
-            }
-            json!({"type": "items_appended", "task_id": task, "request_id": request, "items": items})
+            return (!items.is_empty()).then_some(EventView::Items {
+                r#type: "items_appended",
+                task_id: *task,
+                request_id: *request,
+                items,
+            });
         }
         Event::HoldOpened {
             hold,
@@ -351,7 +375,7 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<V
             deadline,
             ..
         } => {
-            let body: HoldBody = parse(bodies.first().copied().flatten());
+            let body: HoldBody = parse(bodies.first().and_then(Option::as_deref));
             json!({
                 "type": "hold_opened", "hold_id": hold, "number": number, "request_id": request,
                 "kind": kind, "title": body.title, "message": body.message,
@@ -387,7 +411,8 @@ fn shown(event: &Event, bodies: &[Option<&[u8]>], entry: &FeedEntry) -> Option<V
             "key": key, "request_id": request,
         }),
         Event::TaskStatePut { .. } | Event::MemoryRestored { .. } => return None,
-    })
+    };
+    Some(EventView::Other(shown))
 }
 
 /// The items that clients see, each with its payloads.
@@ -395,16 +420,14 @@ fn items_shown(
     entry: &FeedEntry,
     (task, request): (TaskId, RequestId),
     items: &[Item],
-    bodies: &[Option<&[u8]>],
-) -> Vec<Value> {
+    mut bodies: &[Option<Vec<u8>>],
+) -> Vec<ItemView> {
     let is_root = entry.roots.get(&task).copied().unwrap_or(false);
     let at = Time(entry.stored.record.content.at);
-    let mut bodies = bodies.iter().copied();
     let mut shown = Vec::new();
     for item in items {
-        let body = bodies.next().flatten();
-        let files = bodies.by_ref().take(item.attachments.len());
-        let files: Vec<_> = files.map(|file| file.map(<[u8]>::to_vec)).collect();
+        let (own, rest) = bodies.split_at(1 + item.attachments.len());
+        bodies = rest;
         let placed = PlacedItem {
             task,
             request,
@@ -413,9 +436,9 @@ fn items_shown(
             item: item.clone(),
         };
         if View::Client.shows(&placed) {
-            let view = ItemView::of_parts(item, (task, request), at, body, &files);
-            let view = serde_json::to_value(view.seen_by(View::Client));
-            shown.push(view.unwrap_or_default());
+            let body = own[0].as_deref();
+            let view = ItemView::of_parts(item, (task, request), at, body, &own[1..]);
+            shown.push(view.seen_by(View::Client));
         }
     }
     shown

@@ -18,7 +18,7 @@ use crate::error::EngineError;
 use crate::guard::access::require_any;
 
 /// The most bytes of payloads in one page.
-const PAGE_BYTES_MAX: u64 = 8 * 1024 * 1024;
+pub const PAGE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
 /// How much a request knows, on its claim.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]

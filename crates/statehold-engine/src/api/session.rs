@@ -10,11 +10,11 @@ use statehold_core::command::{Command, StatePatch};
 use statehold_core::digest::BodyRef;
 use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::name::Name;
-use statehold_core::record::Change;
+use statehold_core::record::{Change, Record};
 use statehold_core::session::{Owner, SessionStatus, TimeToLive};
 use statehold_core::tenant::TenantEvent;
 use statehold_core::view::View;
-use statehold_store::{SessionSummary, StoredRecord};
+use statehold_store::{PageLimit, SessionSummary};
 
 use self::input::{require_labels, require_name, time_to_live};
 use super::hold::pending_views;
@@ -439,7 +439,7 @@ pub async fn messages(
     engine: &Engine,
     caller: &Caller,
     session: SessionId,
-    (before, limit): (Option<u64>, usize),
+    (before, limit): (Option<u64>, PageLimit),
 ) -> Result<(MessagePage, Option<u64>), EngineError> {
     let page = engine.transcript(caller, session, before, limit).await?;
     let view = MessagePage {
@@ -460,17 +460,17 @@ pub async fn trace(
     engine: &Engine,
     caller: &Caller,
     session: SessionId,
-    (before, limit): (Option<u64>, usize),
+    (before, limit): (Option<u64>, PageLimit),
 ) -> Result<(TracePage, Option<u64>), EngineError> {
     let summary = engine.traceable(caller, session).await?;
     if summary.deleted {
         return Err(EngineError::NotFound);
     }
+    let at = (session, summary.revision);
+    let page = engine.items(at, None, View::Trace, before, limit).await?;
     engine
         .audit(caller, TenantEvent::TraceRead { session })
         .await?;
-    let at = (session, summary.revision);
-    let page = engine.items(at, None, View::Trace, before, limit).await?;
     let view = TracePage {
         messages: page.items.iter().rev().map(ItemView::of).collect(),
         revision: page.revision,
@@ -489,13 +489,11 @@ pub async fn records(
     caller: &Caller,
     session: SessionId,
     after: u64,
-    limit: usize,
+    limit: PageLimit,
 ) -> Result<RecordPage, EngineError> {
     let summary = engine.traceable(caller, session).await?;
-    let records = engine.inner().store.records(session, after, limit).await?;
-    let chained = |stored: &StoredRecord| {
-        with_hash(stored.record.as_bytes(), &stored.record.hash.to_string())
-    };
+    let records = engine.inner().store.chain(session, after, limit).await?;
+    let chained = |record: &Record| with_hash(record.as_bytes(), &record.hash.to_string());
     Ok(RecordPage {
         records: records.iter().map(chained).collect(),
         revision: summary.revision,

@@ -10,6 +10,7 @@ use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::scope::{Scope, StateKey};
+use statehold_store::PageLimit;
 
 use super::json::raw_bytes;
 use super::request::parse_name;
@@ -25,7 +26,8 @@ use crate::shared::require_shared_writer;
 pub use input::{SessionStateInput, StatePatchInput};
 pub use view::{StateView, StateWritten};
 
-/// Reads the state of a session with that of its app and user, and the `temp:` values of a request if given.
+/// Reads a page of the state of a session with that of its app and user. The first page has the `temp:` values
+/// of a request, if one is given. With the key after which the next page begins.
 ///
 /// # Errors
 ///
@@ -35,18 +37,18 @@ pub async fn read(
     caller: &Caller,
     session: SessionId,
     request: Option<RequestId>,
-) -> Result<StateView, EngineError> {
-    let (values, revision) = engine.state(caller, session).await?;
-    let values = values.into_iter();
-    let values = values.map(|(key, value)| (key, value.value, value.version));
-    let mut view = StateView::of(values, revision);
-    if let Some(request) = request {
+    page: (Option<StateKey>, PageLimit),
+) -> Result<(StateView, Option<StateKey>), EngineError> {
+    let is_first = page.0.is_none();
+    let (page, revision) = engine.state(caller, session, page).await?;
+    let (mut view, next) = StateView::of(page, revision);
+    if let Some(request) = request.filter(|_| is_first) {
         let root = engine.root_of(caller, session, request, None).await?;
         for (key, value) in engine.inner().temps.get(root) {
             view.state.insert(key.to_string(), raw_bytes(&value));
         }
     }
-    Ok(view)
+    Ok((view, next))
 }
 
 /// Writes state of a session, its user or (as an admin) its app; or `temp:` values of a request.
@@ -135,7 +137,7 @@ fn state_written(made: &DecidedCommit<'_>) -> StateWritten {
     }
 }
 
-/// Reads the state of an app, or of a user in an app.
+/// Reads a page of the state of an app, or of a user in an app. With the key after which the next page begins.
 ///
 /// # Errors
 ///
@@ -145,7 +147,8 @@ pub async fn read_shared(
     caller: &Caller,
     app: &str,
     user: Option<&str>,
-) -> Result<StateView, EngineError> {
+    page: (Option<StateKey>, PageLimit),
+) -> Result<(StateView, Option<StateKey>), EngineError> {
     // Roles before objects: the answer must not tell whether the user exists.
     require_reader(caller)?;
     let user = match user {
@@ -156,10 +159,8 @@ pub async fn read_shared(
         None => None,
     };
     let app: Name = app.parse().map_err(|_| EngineError::NotFound)?;
-    let (values, revision) = engine.shared(caller, &app, user).await?;
-    let values = values.into_iter();
-    let values = values.map(|(key, value)| (key, value.value, value.version));
-    Ok(StateView::of(values, revision))
+    let (page, revision) = engine.shared(caller, &app, user, page).await?;
+    Ok(StateView::of(page.map(Into::into), revision))
 }
 
 /// Writes the state of an app.

@@ -10,6 +10,7 @@ use statehold_core::request::RequestOutcome;
 use statehold_core::task::TaskStatus;
 use statehold_core::tenant::TenantEvent;
 use statehold_core::view::View;
+use statehold_store::PageLimit;
 use utoipa::ToSchema;
 
 use super::hold::{PendingHoldView, pending_views};
@@ -82,7 +83,7 @@ pub async fn read(
     caller: &Caller,
     task: TaskId,
     asked: AskedView,
-    (before, limit): (Option<u64>, usize),
+    (before, limit): (Option<u64>, PageLimit),
 ) -> Result<(TaskView, u64, Option<u64>), EngineError> {
     match asked {
         AskedView::Own => {}
@@ -96,8 +97,6 @@ pub async fn read(
     let (task, status) = engine.find_task(&state, task).await?;
     let works = caller.works_for(&task.agent);
     let view = if asked == AskedView::Trace {
-        let event = TenantEvent::TraceRead { session };
-        engine.audit(caller, event).await?;
         View::Trace
     } else if works && (asked == AskedView::Agent || !caller.has(Role::Client)) {
         View::Agent(task.id)
@@ -116,6 +115,10 @@ pub async fn read(
     let (pending, pending_total) = pending_views(&pending.await?);
     let at = (session, state.revision);
     let page = engine.items(at, Some(task.id), view, before, limit).await?;
+    if view == View::Trace {
+        let event = TenantEvent::TraceRead { session };
+        engine.audit(caller, event).await?;
+    }
     let items = page.items.iter().rev();
     let view = TaskView {
         id: task.id,

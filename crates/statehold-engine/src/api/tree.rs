@@ -6,14 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use statehold_core::digest::BodyRef;
 use statehold_core::hold::HoldStatus;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
+use statehold_core::record::{Event, Record};
 use statehold_core::request::{LiveRequest, RequestOutcome, RequestStatus};
 use statehold_core::session::SessionState;
 use statehold_core::task::{Task, TaskStatus};
-use statehold_store::HoldSummary;
+use statehold_store::{HoldSummary, PageLimit};
 use utoipa::ToSchema;
 
 use super::hold::{HoldRef, title_of};
@@ -23,7 +24,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 
 /// Number of records read at a time, backwards.
-const STEP: u64 = 200;
+const STEP: u64 = 64;
 
 /// The tree of a session. A reused task is shown under each request that used it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -128,9 +129,17 @@ pub async fn read(
 #[derive(Default)]
 struct Started {
     requests: BTreeMap<RequestId, TreeEntry>,
-    holds: BTreeMap<HoldId, (RequestId, HoldRef)>,
+    holds: BTreeMap<HoldId, LoggedHold>,
     /// Where the next page begins.
     before: Option<u64>,
+}
+
+/// A hold as a record opened it.
+struct LoggedHold {
+    request: RequestId,
+    opened_at: u64,
+    body: Option<BodyRef>,
+    shown: HoldRef,
 }
 
 /// The newest `limit` requests that were started up to a revision. A page ends between two records: all
@@ -147,13 +156,14 @@ async fn started_requests(
     'back: while last > 0 {
         let first = last.saturating_sub(STEP);
         let count = usize::try_from(last - first).unwrap_or(usize::MAX);
-        let records = engine.inner().store.records(session, first, count).await?;
-        for stored in records.iter().rev() {
+        let page = PageLimit::entries(count);
+        let records = engine.inner().store.chain(session, first, page).await?;
+        for Record { content, .. } in records.iter().rev() {
             if started.requests.len() >= limit {
                 break 'back;
             }
-            last = stored.record.content.seq - 1;
-            for event in stored.record.content.events.iter().rev() {
+            last = content.seq - 1;
+            for event in content.events.iter().rev() {
                 match event {
                     Event::RequestEnded {
                         request, outcome, ..
@@ -172,15 +182,21 @@ async fn started_requests(
                         deadline,
                         ..
                     } => {
-                        let opened = HoldRef {
+                        let shown = HoldRef {
                             id: *hold,
                             alias: format!(".h{number}"),
                             kind: *kind,
                             status: decided.get(hold).copied().unwrap_or(HoldStatus::Open),
-                            title: title_of(*kind, payload(stored, *body)),
+                            title: title_of(*kind, None),
                             expires_at: deadline.map(Into::into),
                         };
-                        started.holds.insert(*hold, (*request, opened));
+                        let logged = LoggedHold {
+                            request: *request,
+                            opened_at: content.seq,
+                            body: *body,
+                            shown,
+                        };
+                        started.holds.insert(*hold, logged);
                     }
                     Event::RequestStarted {
                         request,
@@ -261,23 +277,32 @@ async fn holds_of(
     engine: &Engine,
     state: &SessionState,
     requests: &BTreeMap<RequestId, TreeEntry>,
-    logged: BTreeMap<HoldId, (RequestId, HoldRef)>,
+    mut logged: BTreeMap<HoldId, LoggedHold>,
 ) -> Result<BTreeMap<RequestId, Vec<HoldRef>>, EngineError> {
     let ids = requests.keys().copied().collect();
     let mut rows = engine.inner().store.held_by(ids).await?;
     rows.retain(|row| row.session.id == state.session);
-    let opened = rows.iter().map(|row| (row.session.id, row.hold.opened_at));
+    for row in &rows {
+        logged.remove(&row.hold.id);
+    }
+    let inherited = logged.values().map(|hold| hold.opened_at);
+    let opened = rows.iter().map(|row| row.hold.opened_at).chain(inherited);
+    let opened = opened.map(|revision| (state.session, revision));
     let records = engine.records_of(opened.collect()).await?;
-    let mut holds = logged;
-    for (id, (_, hold)) in &mut holds {
-        if hold.status == HoldStatus::Open && !state.holds.contains_key(id) {
-            hold.status = HoldStatus::Cancelled;
+    let record = |revision: u64| records.get(&(state.session, revision));
+    let mut holds: BTreeMap<HoldId, (RequestId, HoldRef)> = BTreeMap::new();
+    for (id, mut hold) in logged {
+        let body = payload(record(hold.opened_at), hold.body);
+        hold.shown.title = title_of(hold.shown.kind, body);
+        if hold.shown.status == HoldStatus::Open && !state.holds.contains_key(&id) {
+            hold.shown.status = HoldStatus::Cancelled;
         }
+        holds.insert(id, (hold.request, hold.shown));
     }
     for HoldSummary { hold, decision, .. } in rows {
-        let record = records.get(&(state.session, hold.opened_at));
         let decision = decision.map(|(decision, _)| decision);
-        let shown = HoldRef::new(&hold, decision, payload(record, hold.body));
+        let body = payload(record(hold.opened_at), hold.body);
+        let shown = HoldRef::new(&hold, decision, body);
         holds.insert(hold.id, (hold.request, shown));
     }
     let mut by_request: BTreeMap<RequestId, Vec<HoldRef>> = BTreeMap::new();

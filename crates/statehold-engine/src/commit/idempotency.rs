@@ -108,8 +108,8 @@ impl Engine {
             1 => Some(SessionState::new(session)),
             _ => store.load_at(session, revision - 1).await?,
         };
-        let stored = store.records(session, revision - 1, 1).await?;
-        let (Some(before), Some(stored)) = (before, stored.into_iter().next()) else {
+        let stored = self.record(session, revision).await?;
+        let (Some(before), Some(stored)) = (before, stored) else {
             return Err(EngineError::NotFound);
         };
         let mut after = before.clone();

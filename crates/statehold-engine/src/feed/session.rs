@@ -9,6 +9,7 @@ use futures_util::future::select_all;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::record::{Event, Record};
+use statehold_store::PageLimit;
 
 use super::FeedEntry;
 use crate::background::drafts::{DraftPiece, DraftReader};
@@ -86,13 +87,13 @@ impl SessionFeed {
         }
     }
 
-    /// The news since the last call, with at most `limit` records. Text of an answer comes after the
+    /// The news since the last call, with the records that fit `limit`. Text of an answer comes after the
     /// record that starts its request, and before the record that ends it.
     ///
     /// # Errors
     ///
     /// If the caller may not read the session, or no longer.
-    pub(crate) async fn read(&mut self, limit: usize) -> Result<Vec<SessionNews>, EngineError> {
+    pub(crate) async fn read(&mut self, limit: PageLimit) -> Result<Vec<SessionNews>, EngineError> {
         let engine = self.engine.clone();
         let state = engine.readable(&self.caller, self.session).await?;
         let newest = state.revision;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use statehold_core::command::Command;
 use statehold_engine::api::caller::authenticate;
-use statehold_engine::{Call, Caller, EngineError, NewKey, Payloads, Roles, testing};
+use statehold_engine::{Call, Caller, EngineError, NewKey, PageLimit, Payloads, Roles, testing};
 
 use crate::rig::Rig;
 
@@ -27,9 +27,15 @@ async fn a_bound_worker_starts_and_reads_nothing_in_sessions_of_other_agents() {
     let refused = rig.start_for("stranger", Some(60_000)).await;
     assert!(matches!(refused, Err(EngineError::NotFound)), "{refused:?}");
     let (caller, session) = (&rig.caller, rig.session);
-    let read = rig.engine.transcript(caller, session, None, 10).await;
+    let read = rig
+        .engine
+        .transcript(caller, session, None, PageLimit::entries(10))
+        .await;
     assert!(matches!(read, Err(EngineError::NotFound)), "{read:?}");
-    let read = rig.engine.state(caller, session).await;
+    let read = rig
+        .engine
+        .state(caller, session, (None, PageLimit::entries(10)))
+        .await;
     assert!(matches!(read, Err(EngineError::NotFound)), "{read:?}");
 
     // The same worker of the session's own agent.
@@ -38,7 +44,9 @@ async fn a_bound_worker_starts_and_reads_nothing_in_sessions_of_other_agents() {
     rig.start_for("helper", Some(60_000))
         .await
         .expect("its own");
-    let read = rig.engine.transcript(&rig.caller, rig.session, None, 10);
+    let read = rig
+        .engine
+        .transcript(&rig.caller, rig.session, None, PageLimit::entries(10));
     assert_eq!(read.await.expect("its own").items.len(), 1);
 }
 

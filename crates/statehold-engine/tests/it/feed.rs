@@ -3,13 +3,17 @@
 use serde_json::Value;
 use statehold_core::command::Command;
 use statehold_core::ids::RequestId;
+use statehold_engine::PageLimit;
 use statehold_engine::api::feed::{Feed, FeedPosition, session};
 
 use crate::rig::{Rig, request_of};
 
 /// What a feed has, in short.
 async fn read(feed: &mut Feed, limit: usize) -> Vec<String> {
-    let news = feed.read(limit).await.expect("it may be read");
+    let news = feed
+        .read(PageLimit::entries(limit))
+        .await
+        .expect("it may be read");
     let told = news.into_iter().map(|event| match event.position {
         Some(FeedPosition::Revision(revision)) => format!("{} {revision}", event.kind),
         other => {

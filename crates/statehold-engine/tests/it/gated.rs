@@ -1,6 +1,6 @@
 //! A store whose commits wait at a gate, so that a test can look at the moment in between.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -9,6 +9,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
+use statehold_core::record::Record;
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
@@ -17,9 +18,9 @@ use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
     Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DueDeadlines, HoldChange,
-    HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
+    HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
     PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -261,16 +262,25 @@ impl Store for GatedStore {
         &self,
         session: SessionId,
         after: u64,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<Vec<StoredRecord>, StoreError> {
         self.asked().records(session, after, limit).await
+    }
+
+    async fn chain(
+        &self,
+        session: SessionId,
+        after: u64,
+        limit: PageLimit,
+    ) -> Result<Vec<Record>, StoreError> {
+        self.asked().chain(session, after, limit).await
     }
 
     async fn items(
         &self,
         session: SessionId,
         query: ItemQuery,
-    ) -> Result<Vec<StoredItem>, StoreError> {
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
         self.asked().items(session, query).await
     }
 
@@ -278,7 +288,7 @@ impl Store for GatedStore {
         &self,
         session: SessionId,
         before: Option<u64>,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
         self.asked().transcript(session, before, limit).await
     }
@@ -316,8 +326,10 @@ impl Store for GatedStore {
     async fn state(
         &self,
         session: SessionId,
-    ) -> Result<BTreeMap<StateKey, StateValue>, StoreError> {
-        self.asked().state(session).await
+        after: Option<StateKey>,
+        limit: PageLimit,
+    ) -> Result<StatePage<StateValue>, StoreError> {
+        self.asked().state(session, after, limit).await
     }
 
     async fn state_at(
@@ -346,8 +358,10 @@ impl Store for GatedStore {
     async fn shared(
         &self,
         owner: SharedOwner,
-    ) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
-        self.asked().shared(owner).await
+        after: Option<StateKey>,
+        limit: PageLimit,
+    ) -> Result<StatePage<SharedValue>, StoreError> {
+        self.asked().shared(owner, after, limit).await
     }
 
     async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {

@@ -6,7 +6,7 @@ use statehold_core::hold::{DecisionKind, HoldKind, NewDecision, NewHold, OnExpir
 use statehold_core::ids::{HoldId, IdMint, RequestId, Shard};
 use statehold_engine::api::{feed, hold};
 use statehold_engine::leased::LeasedRequest;
-use statehold_engine::{Caller, EngineError, HoldFilter, Payloads, Role, Roles};
+use statehold_engine::{Caller, EngineError, HoldFilter, PageLimit, Payloads, Role, Roles};
 
 use crate::rig::{Rig, request_of};
 
@@ -100,7 +100,7 @@ async fn a_page_asks_the_store_as_often_as_one_hold_does() {
     assert_eq!((counts.open, counts.mine, counts.capped), (20, 20, false));
     assert_eq!(rig.store.take_questions(), 1, "counting reads rows alone");
 
-    let news = feed.read(1_000).await;
+    let news = feed.read(PageLimit::entries(1_000)).await;
     assert_eq!(news.expect("news").len(), 100);
     assert_eq!(rig.store.take_questions(), 6, "all changes together");
 

@@ -9,7 +9,7 @@ use statehold_core::record::Event;
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::task::CloseOn;
 use statehold_engine::testing::RawView;
-use statehold_engine::{Call, EngineError, IdempotencyKey, Payloads, Receipt};
+use statehold_engine::{Call, EngineError, IdempotencyKey, PageLimit, Payloads, Receipt};
 
 use crate::order::settle;
 use crate::rig::{Rig, fenced, request_of};
@@ -48,14 +48,20 @@ impl Rig {
 
     /// The JSON of a key, as the session sees it.
     async fn value(&self, name: &str) -> Option<String> {
-        let state = self.engine.state(&self.caller, self.session).await;
-        let found = state.expect("it is readable").0.remove(&key(name))?;
+        let state = self
+            .engine
+            .state(&self.caller, self.session, (None, PageLimit::entries(100)))
+            .await;
+        let found = state.expect("it is readable").0.values.remove(&key(name))?;
         Some(String::from_utf8(found.value).expect("JSON is text"))
     }
 
     async fn version(&self, name: &str) -> u64 {
-        let state = self.engine.state(&self.caller, self.session).await;
-        let state = state.expect("it is readable").0;
+        let state = self
+            .engine
+            .state(&self.caller, self.session, (None, PageLimit::entries(100)))
+            .await;
+        let state = state.expect("it is readable").0.values;
         state.get(&key(name)).map_or(0, |found| found.version)
     }
 }

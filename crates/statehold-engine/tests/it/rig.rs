@@ -10,6 +10,7 @@ use statehold_core::record::RecordContent;
 use statehold_core::session::{Owner, TimeToLive};
 use statehold_core::task::CloseOn;
 use statehold_core::time::Timestamp;
+use statehold_engine::PageLimit;
 use statehold_engine::testing::{self, RawView};
 use statehold_engine::{
     Call, Caller, Clock, Credential, Engine, EngineError, EngineOptions, MemoryKeys, Payloads,
@@ -190,9 +191,12 @@ impl Rig {
 
     /// The records from a revision on.
     pub(crate) async fn records_from(&self, revision: u64) -> Vec<RecordContent> {
-        let feed = self
-            .engine
-            .feed(&self.caller, self.session, revision - 1, 100);
+        let feed = self.engine.feed(
+            &self.caller,
+            self.session,
+            revision - 1,
+            PageLimit::entries(100),
+        );
         let entries = feed.await.expect("records");
         let records = entries.into_iter();
         records.map(|entry| entry.stored.record.content).collect()

@@ -7,7 +7,9 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use statehold_core::ids::SessionId;
-use statehold_engine::{Call, Caller, Engine, EngineError, EngineOptions, MemoryKeys, api};
+use statehold_engine::{
+    Call, Caller, Engine, EngineError, EngineOptions, MemoryKeys, PageLimit, api,
+};
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use tempfile::TempDir;
 
@@ -71,8 +73,13 @@ async fn scene() -> Scene {
 
 /// The newest 50 items as the trace has them: how many, and how many of them hidden with content.
 async fn trace(scene: &Scene) -> Result<(usize, usize), EngineError> {
-    let (page, _) =
-        api::session::trace(&scene.engine, &scene.call.caller, scene.session, (None, 50)).await?;
+    let (page, _) = api::session::trace(
+        &scene.engine,
+        &scene.call.caller,
+        scene.session,
+        (None, PageLimit::entries(50)),
+    )
+    .await?;
     let hidden = page.messages.iter().filter(|item| {
         let has_content = item.arguments.is_some() || item.result.is_some();
         assert!(!(has_content && item.erased), "erased, but there");
@@ -83,7 +90,13 @@ async fn trace(scene: &Scene) -> Result<(usize, usize), EngineError> {
 
 async fn messages(scene: &Scene) -> Result<usize, EngineError> {
     let caller = &scene.call.caller;
-    let read = api::session::messages(&scene.engine, caller, scene.session, (None, 50)).await;
+    let read = api::session::messages(
+        &scene.engine,
+        caller,
+        scene.session,
+        (None, PageLimit::entries(50)),
+    )
+    .await;
     let (page, _) = read?;
     Ok(page.messages.len())
 }

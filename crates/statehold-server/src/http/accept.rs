@@ -8,6 +8,7 @@
 //! | connects and sends nothing, or trickles its headers | `head_read_timeout` |
 //! | keeps an idle connection | `idle_timeout` |
 //! | does not read what it asked for | `write_stall_timeout` |
+//! | takes nothing of a long answer while others wait for its memory | 5 s |
 //!
 //! If all connections are in use, a new one takes the place of the one that has been without a request for
 //! the longest time, so idle connections keep no caller out.
@@ -30,9 +31,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use http::{Request, Response};
-use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -55,6 +56,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a connection that is cut may take to end, and how many are tried for a new one.
 const CUT_MAX: Duration = Duration::from_millis(20);
 const CUTS_MAX: usize = 3;
+/// How often connections are looked at that hold memory for which others wait.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The answer to a connection beyond `connections_max`.
@@ -127,10 +130,15 @@ pub async fn serve(
         started: AtomicUsize::new(0),
     };
     let mut trouble = AcceptTrouble::default();
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         let accepted = tokio::select! {
             biased;
             () = stop.cancelled() => break,
+            _ = sweep.tick() => {
+                connections.cut_stalled();
+                continue;
+            }
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -255,14 +263,29 @@ impl Connections {
         })
     }
 
+    /// Cuts the connections whose clients take nothing of a long answer, while others wait for its memory.
+    fn cut_stalled(&self) {
+        for stalled in self.open.lock().values() {
+            if stalled.progress.is_stalled() {
+                stalled.cut.cancel();
+            }
+        }
+    }
+
     fn start(&self, stream: TcpStream, peer: SocketAddr, permit: OwnedSemaphorePermit) {
         // Answers are written in one piece; Nagle's algorithm would only delay the last packet.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let progress = Arc::new(ConnectionProgress::default());
-        let evict = CancellationToken::new();
-        let open = OpenConnection::new(self, permit, &progress, &evict);
+        let (evict, cut_own) = (CancellationToken::new(), CancellationToken::new());
+        let idle = IdleConnection {
+            id: self.started.fetch_add(1, Ordering::Relaxed),
+            progress: Arc::clone(&progress),
+            evict: evict.clone(),
+            cut: cut_own.clone(),
+        };
+        let open = OpenConnection::new(self, permit, idle);
         let served = Arc::clone(&progress);
         let io = TokioIo::new(StallGuard::new(
             stream,
@@ -276,7 +299,7 @@ impl Connections {
                 app.clone(),
                 request,
                 peer,
-                RequestInService::begin(&progress),
+                RequestInService::begin(&progress, CallSlot::default()),
             )
         });
         let connection = self.builder.serve_connection(io, service);
@@ -288,6 +311,7 @@ impl Connections {
                 result = connection.as_mut() => Some(result),
                 // A request that has begun meanwhile is answered first.
                 () = evict.cancelled() => (!served.is_serving()).then_some(Ok(())),
+                () = cut_own.cancelled() => Some(Ok(())),
                 () = stop.cancelled() => None,
             };
             if result.is_none() {
@@ -305,11 +329,14 @@ impl Connections {
 /// The open connections by number, to find one that may be cut.
 type OpenConnections = Arc<Lock<HashMap<usize, IdleConnection>>>;
 
-/// A connection that may be cut while it has no request in service.
+/// A connection that may be cut: while it has no request in service, or while its client takes nothing.
 struct IdleConnection {
     id: usize,
     progress: Arc<ConnectionProgress>,
+    /// Cut it, unless a request has begun.
     evict: CancellationToken,
+    /// Cut it in any case.
+    cut: CancellationToken,
 }
 
 /// Counts one open connection and holds its permit; both are released even if the task panics.
@@ -321,20 +348,10 @@ struct OpenConnection {
 }
 
 impl OpenConnection {
-    fn new(
-        connections: &Connections,
-        permit: OwnedSemaphorePermit,
-        progress: &Arc<ConnectionProgress>,
-        evict: &CancellationToken,
-    ) -> Self {
+    fn new(connections: &Connections, permit: OwnedSemaphorePermit, idle: IdleConnection) -> Self {
         let count = Arc::clone(&connections.options.connections_open);
         count.fetch_add(1, Ordering::Relaxed);
-        let id = connections.started.fetch_add(1, Ordering::Relaxed);
-        let idle = IdleConnection {
-            id,
-            progress: Arc::clone(progress),
-            evict: evict.clone(),
-        };
+        let id = idle.id;
         connections.open.lock().insert(id, idle);
         Self {
             id,
@@ -359,26 +376,26 @@ async fn answer(
     serving: RequestInService,
 ) -> Result<Response<ServedBody>, Infallible> {
     request.extensions_mut().insert(ConnectInfo(peer));
-    let slot = CallSlot::default();
-    request.extensions_mut().insert(slot.clone());
+    request.extensions_mut().insert(serving.slot.clone());
     let response = app.oneshot(request).await?;
+    if let Some(bytes) = response.body().size_hint().exact() {
+        serving.slot.shrink_answer(bytes);
+    }
     Ok(response.map(|body| ServedBody {
         body,
         rest: Bytes::new(),
-        _slot: slot,
-        _serving: serving,
+        serving,
     }))
 }
 
 /// A response body that marks its request as ended when it is dropped. It hands out small pieces, because
 /// the connection drops it as soon as it has the last one: a client that does not read a large answer has
-/// a request in service, and a call in progress, until all but the last piece have left.
+/// a request in service, a call in progress and the memory of the answer, until all but the last piece have left.
 struct ServedBody {
     body: Body,
     /// The rest of a large piece.
     rest: Bytes,
-    _slot: CallSlot,
-    _serving: RequestInService,
+    serving: RequestInService,
 }
 
 impl hyper::body::Body for ServedBody {
@@ -390,17 +407,25 @@ impl hyper::body::Body for ServedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = &mut *self;
+        this.serving.slot.note_progress();
         if this.rest.is_empty() {
             match ready!(Pin::new(&mut this.body).poll_frame(cx))
                 .map(|polled| polled.map(Frame::into_data))
             {
-                Some(Ok(Ok(data))) => this.rest = data,
+                Some(Ok(Ok(data))) if data.len() > BUFFER_BYTES_MAX => this.rest = data,
+                Some(Ok(Ok(data))) => return Poll::Ready(Some(Ok(Frame::data(data)))),
                 Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => return Poll::Ready(None),
             }
         }
-        let piece = this.rest.split_to(this.rest.len().min(BUFFER_BYTES_MAX));
+        // A copy, because a slice that waits in the connection would keep the whole answer in memory.
+        let length = this.rest.len().min(BUFFER_BYTES_MAX);
+        let piece = Bytes::copy_from_slice(&this.rest[..length]);
+        this.rest.advance(length);
+        if this.rest.is_empty() {
+            this.rest = Bytes::new();
+        }
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 

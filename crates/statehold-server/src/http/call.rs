@@ -20,16 +20,22 @@ use statehold_core::name::Name;
 use statehold_engine::api::caller::{self, KeyWatch};
 use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
-    Call, Caller, Credential, Engine, IdempotencyKey, KEY_PREFIX, OffsetClock, Swap,
+    Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX, OffsetClock,
+    PageLimit, Swap,
 };
 
 use crate::http::json::{self, JsonLimits};
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::seal::Sealer;
-use crate::http::shares::{RateLimit, ServerShares};
+use crate::http::shares::{CallSlot, RateLimit, ServerShares};
 use crate::openai::FailedCalls;
 use crate::reload::Reload;
+
+/// The payloads of a page, unless one entry has more.
+const PAGE_BYTES_MAX: u64 = 1024 * 1024;
+/// How long a call waits for the memory of its answer.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// How a server behaves towards its callers.
 #[derive(Debug, Clone)]
@@ -45,6 +51,9 @@ pub struct ServerOptions {
     pub calls_max: usize,
     /// How many feeds, streams and long waits may be open at once, shared in the same way.
     pub streams_max: usize,
+    /// How many bytes the answers that wait to be sent may take, shared in the same way. Small answers do not
+    /// count.
+    pub answer_bytes_max: usize,
     /// How often one key may call. None means no limit.
     pub rate: Option<RateLimit>,
     /// The clock of the engine, if callers may move it. Only development servers set it, on request.
@@ -67,6 +76,7 @@ impl Default for ServerOptions {
             body_timeout: Duration::from_secs(30),
             calls_max: 8_192,
             streams_max: 4_096,
+            answer_bytes_max: 64 * 1024 * 1024,
             rate: None,
             clock: None,
             push_guard: Guard::default(),
@@ -114,7 +124,7 @@ impl App {
         Self(Arc::new(AppState {
             engine,
             sealer,
-            shares: ServerShares::new(options.calls_max, options.streams_max, options.rate),
+            shares: ServerShares::new(&options),
             options,
             metrics,
             tenant: "default".parse().expect("a fixed name is a name"),
@@ -267,6 +277,7 @@ pub(crate) struct CallContext {
     pub(crate) caller: Caller,
     pub(crate) api_key: KeyWatch,
     pub(crate) if_revision: Option<u64>,
+    pub(crate) slot: CallSlot,
     idempotency_key: Option<String>,
     method: Method,
     target: String,
@@ -306,6 +317,47 @@ impl CallContext {
                 Ok(done?)
             }
         }
+    }
+
+    /// Reads a page of at most `entries`, in the memory for answers. An entry that is too long for a page gets a
+    /// page of its own.
+    pub(crate) async fn read_page<T, F>(
+        &self,
+        entries: usize,
+        read: impl Fn(PageLimit) -> F,
+    ) -> Result<T, Problem>
+    where
+        F: Future<Output = Result<T, EngineError>>,
+    {
+        let mut bytes = PAGE_BYTES_MAX;
+        loop {
+            self.take_answer(bytes).await?;
+            match read(PageLimit { entries, bytes }).await {
+                Err(EngineError::PageTooSmall { bytes: needed }) if needed > bytes => {
+                    bytes = needed;
+                }
+                page => return Ok(page?),
+            }
+        }
+    }
+
+    /// Takes the memory for an answer with so many bytes of payloads, before they are read. The connection gives
+    /// it back when the answer is sent.
+    pub(crate) async fn take_answer(&self, payload_bytes: u64) -> Result<(), Problem> {
+        // A call that waits holds nothing, so that it cannot hold up others.
+        self.slot.hold_answer(None);
+        let shares = &self.app.shares;
+        let share = shares.line_up_for_answer(&self.caller, payload_bytes);
+        let share = self.while_valid(async {
+            let share = tokio::time::timeout(ANSWER_WAIT_MAX, share).await;
+            share.ok().and_then(Result::ok).ok_or_else(|| {
+                let detail =
+                    "too many long answers wait to be sent; read those of this key, or try again";
+                Problem::new(Code::TooMany, detail)
+            })
+        });
+        self.slot.hold_answer(Some(share.await?));
+        Ok(())
     }
 
     /// The call for the engine. The idempotency key covers `body`.
@@ -353,7 +405,9 @@ impl FromRequestParts<App> for CallContext {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         let (caller, api_key) = app.authenticate(&parts.headers, &parts.method).await?;
-        app.shares.begin_call(&caller, parts.extensions.get())?;
+        let slot: Option<&CallSlot> = parts.extensions.get();
+        app.shares.begin_call(&caller, slot)?;
+        let slot = slot.cloned().unwrap_or_default();
         if !parts.method.is_safe() && api_key.has_key() {
             require_own_origin(&parts.headers)?;
         }
@@ -378,6 +432,7 @@ impl FromRequestParts<App> for CallContext {
             caller,
             api_key,
             if_revision: if_match(&parts.headers)?,
+            slot,
             idempotency_key: key,
             method: parts.method.clone(),
             target: target.map_or_else(String::new, ToString::to_string),

@@ -317,6 +317,10 @@ impl From<EngineError> for Problem {
                 tracing::error!(causes = causes_of(&source), "stored data is damaged");
                 problem(Code::DataDamaged)
             }
+            EngineError::PageTooSmall { bytes } => {
+                tracing::error!(bytes, "an entry was longer than its page");
+                Self::new(Code::Internal, "the server has a bug here")
+            }
             EngineError::Store(source) => {
                 tracing::error!(causes = causes_of(&source), "the store failed");
                 Self::new(

@@ -1,16 +1,18 @@
-//! The pools of a server that its callers share: calls in progress and open streams, and how often one key
-//! may call.
+//! The pools of a server that its callers share: calls in progress, open streams and the memory for answers, and
+//! how often one key may call.
 
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use statehold_core::digest::Digest;
-use statehold_engine::{Caller, PoolFull, Share, Shares};
+use statehold_engine::{Caller, Lock, PendingShare, PoolFull, Share, Shares};
+use tokio::time::Instant;
 
+use crate::http::call::ServerOptions;
 use crate::http::problem::{Code, Problem, RETRY_AFTER_SECONDS};
 
 /// After so many calls the rate limiter forgets the keys that have not called of late.
@@ -25,31 +27,93 @@ pub struct RateLimit {
     pub burst: NonZeroU32,
 }
 
-/// The place where a call leaves its share of the calls in progress. The connection holds it until the
-/// response is written.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct CallSlot(Arc<OnceLock<Share>>);
+/// A client that takes nothing of a long answer for this time is cut, if others wait for its memory.
+const ANSWER_STALL_MAX: Duration = Duration::from_secs(5);
+/// Answers up to this size take nothing of the memory for answers.
+pub(crate) const SMALL_ANSWER_BYTES: u64 = 64 * 1024;
+
+/// The place where a call leaves its shares: of the calls in progress, and of the memory for answers. The
+/// connection holds them until the response is written.
+#[derive(Debug, Clone)]
+pub(crate) struct CallSlot(Arc<CallShares>);
+
+#[derive(Debug)]
+struct CallShares {
+    call: OnceLock<Share>,
+    answer: Lock<Option<Share>>,
+    begun: Instant,
+    /// Milliseconds from `begun` to the time when the client took something of the answer.
+    moved: AtomicU64,
+}
+
+impl Default for CallSlot {
+    fn default() -> Self {
+        Self(Arc::new(CallShares {
+            call: OnceLock::new(),
+            answer: Lock::default(),
+            begun: Instant::now(),
+            moved: AtomicU64::new(0),
+        }))
+    }
+}
+
+impl CallSlot {
+    /// Holds the memory of an answer, in place of what was held before.
+    pub(crate) fn hold_answer(&self, share: Option<Share>) {
+        self.note_progress();
+        let before = std::mem::replace(&mut *self.0.answer.lock(), share);
+        drop(before);
+    }
+
+    /// Gives back the memory that an answer of this length does not need.
+    pub(crate) fn shrink_answer(&self, bytes: u64) {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.note_progress();
+        if let Some(share) = &mut *self.0.answer.lock() {
+            let is_small = bytes as u64 <= SMALL_ANSWER_BYTES;
+            share.shrink(if is_small { 0 } else { bytes });
+        }
+    }
+
+    /// Notes that the client has taken something of the answer.
+    pub(crate) fn note_progress(&self) {
+        let since = self.0.begun.elapsed().as_millis();
+        let since = u64::try_from(since).unwrap_or(u64::MAX);
+        self.0.moved.store(since, Ordering::Relaxed);
+    }
+
+    /// Whether the client has taken nothing for too long, while others wait for the memory of its answer.
+    pub(crate) fn is_stalled(&self) -> bool {
+        let moved = Duration::from_millis(self.0.moved.load(Ordering::Relaxed));
+        let is_late = self.0.begun.elapsed().saturating_sub(moved) >= ANSWER_STALL_MAX;
+        let answer = self.0.answer.lock();
+        is_late && answer.as_ref().is_some_and(Share::is_waited_for)
+    }
+}
 
 /// The pools.
 #[derive(Debug)]
 pub(crate) struct ServerShares {
     calls: Shares,
     streams: Shares,
+    /// In bytes.
+    answers: Shares,
     rate: Option<DefaultKeyedRateLimiter<Digest>>,
     /// How many calls the rate limiter has seen.
     calls_rated: AtomicUsize,
 }
 
 impl ServerShares {
-    pub(crate) fn new(calls_max: usize, streams_max: usize, rate: Option<RateLimit>) -> Self {
+    pub(crate) fn new(options: &ServerOptions) -> Self {
         let quota = |rate: RateLimit| {
             let quota = Quota::per_second(rate.calls_per_second);
             RateLimiter::keyed(quota.allow_burst(rate.burst))
         };
         Self {
-            calls: Shares::new(calls_max),
-            streams: Shares::new(streams_max),
-            rate: rate.map(quota),
+            calls: Shares::new(options.calls_max),
+            streams: Shares::new(options.streams_max),
+            answers: Shares::new(options.answer_bytes_max),
+            rate: options.rate.map(quota),
             calls_rated: AtomicUsize::new(0),
         }
     }
@@ -60,7 +124,7 @@ impl ServerShares {
         caller: &Caller,
         slot: Option<&CallSlot>,
     ) -> Result<(), Problem> {
-        if slot.is_some_and(|slot| slot.0.get().is_some()) {
+        if slot.is_some_and(|slot| slot.0.call.get().is_some()) {
             return Ok(());
         }
         self.require_rate(caller)?;
@@ -74,7 +138,7 @@ impl ServerShares {
             Problem::new(Code::TooMany, detail)
         })?;
         if let Some(slot) = slot {
-            drop(slot.0.set(share));
+            drop(slot.0.call.set(share));
         }
         Ok(())
     }
@@ -93,6 +157,13 @@ impl ServerShares {
             };
             Problem::new(Code::TooMany, detail)
         })
+    }
+
+    /// Waits in line for the memory of an answer with so many bytes of payloads. While the answer is made, they
+    /// are there twice: as they were read, and in the answer.
+    pub(crate) fn line_up_for_answer(&self, caller: &Caller, payload_bytes: u64) -> PendingShare {
+        let bytes = usize::try_from(payload_bytes.saturating_mul(2)).unwrap_or(usize::MAX);
+        self.answers.line_up(caller, bytes)
     }
 
     fn require_rate(&self, caller: &Caller) -> Result<(), Problem> {

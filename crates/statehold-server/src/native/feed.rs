@@ -11,7 +11,7 @@ use http::HeaderMap;
 use serde::Deserialize;
 use statehold_core::ids::SessionId;
 use statehold_engine::api::feed::{Feed, FeedEvent, FeedPosition};
-use statehold_engine::{Share, api};
+use statehold_engine::{EngineError, PageLimit, PendingShare, Share, api};
 use utoipa::{IntoParams, IntoResponses};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -19,12 +19,16 @@ use utoipa_axum::routes;
 use super::{Answer, Cursor, revision};
 use crate::http::call::{App, CallContext, Params, text};
 use crate::http::problem::{Code, Problem};
+use crate::http::shares::SMALL_ANSWER_BYTES;
 use crate::http::sse;
 
 /// Interval of keep-alive comments.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Number of records read at a time.
-const BATCH: usize = 64;
+/// The records read at a time. A longer one is read alone, in the memory for answers.
+const BATCH: PageLimit = PageLimit {
+    entries: 64,
+    bytes: SMALL_ANSWER_BYTES,
+};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -109,6 +113,7 @@ fn begin(context: CallContext, feed: Feed) -> Answer {
         context,
         feed,
         greeted: false,
+        pending: None,
     };
     let body = Body::from_stream(stream::unfold(reader, FeedReader::next));
     let mut response = Response::new(body);
@@ -121,6 +126,8 @@ struct FeedReader {
     context: CallContext,
     feed: Feed,
     greeted: bool,
+    /// The length of a long record, and the memory that the stream waits for to read it.
+    pending: Option<(u64, PendingShare)>,
     _share: Share,
 }
 
@@ -133,15 +140,39 @@ impl FeedReader {
             let hello = Bytes::from_static(b"retry: 1000\n: following\n\n");
             return Some((Ok(hello), self));
         }
+        // The client has taken everything before.
+        self.context.slot.hold_answer(None);
         let mut keep_alive = std::pin::pin!(tokio::time::sleep(KEEP_ALIVE));
+        let mut page = BATCH;
         loop {
-            let events = self.feed.read(BATCH).await.ok()?;
+            if let Some((bytes, pending)) = &mut self.pending {
+                tokio::select! {
+                    share = pending => self.context.slot.hold_answer(share.ok()),
+                    () = self.context.engine().stopping() => return None,
+                    () = self.context.api_key.revoked() => return None,
+                    () = &mut keep_alive => {
+                        return Some((Ok(Bytes::from_static(sse::KEEP_ALIVE)), self));
+                    }
+                }
+                page.bytes = *bytes;
+                self.pending = None;
+            }
+            let events = match self.feed.read(page).await {
+                Err(EngineError::PageTooSmall { bytes }) if bytes > page.bytes => {
+                    let (shares, caller) = (&self.context.app.shares, &self.context.caller);
+                    self.pending = Some((bytes, shares.line_up_for_answer(caller, bytes)));
+                    continue;
+                }
+                events => events.ok()?,
+            };
             // Check the key after reading: drop events that were read after it was revoked.
             if !self.context.api_key.is_valid() {
                 return None;
             }
             if !events.is_empty() {
-                return Some((Ok(self.encode(&events)), self));
+                let chunk = self.encode(events);
+                self.context.slot.shrink_answer(chunk.len() as u64);
+                return Some((Ok(chunk), self));
             }
             tokio::select! {
                 is_open = self.feed.changed() => if !is_open { return None },
@@ -153,7 +184,7 @@ impl FeedReader {
         }
     }
 
-    fn encode(&self, events: &[FeedEvent]) -> Bytes {
+    fn encode(&self, events: Vec<FeedEvent>) -> Bytes {
         let mut out = Vec::new();
         for event in events {
             let id = event.position.map(|position| match position {

@@ -130,6 +130,7 @@ async fn memory(context: CallContext, Params(params): Params<MemoryParams>) -> A
     let caller = &context.caller;
     let cursor = Cursor::of(&context, "memory", &request.to_string());
     let page = (cursor.open(params.cursor.as_deref())?, limit);
+    context.take_answer(api::memory::PAGE_BYTES_MAX).await?;
     let mut read = api::memory::read(context.engine(), caller, request, page).await?;
     read.view.next_cursor = read.rest.map(|rest| cursor.seal(rest));
     let headers = AnswerHeaders::in_request(read.session, request).task(read.task);

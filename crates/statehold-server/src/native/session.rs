@@ -196,14 +196,16 @@ async fn messages(context: CallContext, Params(params): Params<MessageParams>) -
     let caller = &context.caller;
     let cursor = Cursor::of(&context, "messages", &format!("{session} {is_trace}"));
     let before = cursor.open(params.cursor.as_deref())?;
-    let (engine, page) = (context.engine(), (before, limit));
+    let engine = context.engine();
     if is_trace {
-        let (mut page, next) = api::session::trace(engine, caller, session, page).await?;
+        let read = |page| api::session::trace(engine, caller, session, (before, page));
+        let (mut page, next) = context.read_page(limit, read).await?;
         page.next_cursor = next.map(|seq| cursor.seal(seq));
         let headers = AnswerHeaders::session(session).at(page.revision);
         return Ok(shown(&page, headers));
     }
-    let (mut page, next) = api::session::messages(engine, caller, session, page).await?;
+    let read = |page| api::session::messages(engine, caller, session, (before, page));
+    let (mut page, next) = context.read_page(limit, read).await?;
     page.next_cursor = next.map(|seq| cursor.seal(seq));
     let headers = AnswerHeaders::session(session).at(page.revision);
     Ok(shown(&page, headers))
@@ -260,8 +262,9 @@ async fn records(context: CallContext, Params(params): Params<RecordParams>) -> 
     let session: SessionId = context.id("session_id")?;
     let limit = page_limit(params.limit.or(Some(100)), 1_000)?;
     let after = revision(params.after, "after")?.unwrap_or(0);
-    let page =
-        api::session::records(context.engine(), &context.caller, session, after, limit).await?;
+    let (engine, caller) = (context.engine(), &context.caller);
+    let read = |page| api::session::records(engine, caller, session, after, page);
+    let page = context.read_page(limit, read).await?;
     Ok(shown(
         &page,
         AnswerHeaders::session(session).at(page.revision),

@@ -3,13 +3,14 @@
 use http::StatusCode;
 use serde::Deserialize;
 use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::scope::StateKey;
 use statehold_engine::api;
 use statehold_engine::api::state::{SessionStateInput, StatePatchInput, StateView, StateWritten};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, AnswerHeaders, committed, shown};
+use super::{Answer, AnswerHeaders, Cursor, committed, page_limit, shown};
 use crate::http::call::{App, CallContext, Params, Payload};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -19,14 +20,34 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(read_user, patch_user))
 }
 
-/// The request whose `temp:` values to show.
+/// The request whose `temp:` values to show, and the page.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct StateParams {
-    /// Also show the `temp:` values of this request.
+    /// Also show the `temp:` values of this request, on the first page.
     request_id: Option<RequestId>,
+    /// `next_cursor` of the previous page.
+    cursor: Option<String>,
+    /// Number of keys, 1 to 10000.
+    #[param(minimum = 1, maximum = 10_000)]
+    limit: Option<usize>,
 }
+
+/// Page of state.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct StatePageParams {
+    /// `next_cursor` of the previous page.
+    cursor: Option<String>,
+    /// Number of keys, 1 to 10000.
+    #[param(minimum = 1, maximum = 10_000)]
+    limit: Option<usize>,
+}
+
+/// The keys of a page, unless the caller asks for fewer.
+const KEYS_MAX: usize = 10_000;
 
 /// Read the state of a session, with the values of its app and user.
 #[utoipa::path(
@@ -35,8 +56,13 @@ struct StateParams {
 )]
 async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answer {
     let session: SessionId = context.id("session_id")?;
-    let request = params.request_id;
-    let state = api::state::read(context.engine(), &context.caller, session, request).await?;
+    let limit = page_limit(params.limit.or(Some(KEYS_MAX)), KEYS_MAX)?;
+    let cursor = Cursor::of(&context, "state", &session.to_string());
+    let after: Option<StateKey> = cursor.open(params.cursor.as_deref())?;
+    let (engine, caller, request) = (context.engine(), &context.caller, params.request_id);
+    let read = |page| api::state::read(engine, caller, session, request, (after.clone(), page));
+    let (mut state, next) = context.read_page(limit, read).await?;
+    state.next_cursor = next.map(|key| cursor.seal(key));
     let headers = AnswerHeaders::session(session).at(state.revision);
     Ok(shown(&state, headers))
 }
@@ -56,11 +82,27 @@ async fn patch(context: CallContext, body: Payload<SessionStateInput>) -> Answer
 
 /// Read the state of an app.
 #[utoipa::path(
-    get, path = "/v1/state/app/{app}", tag = "state", responses((status = 200, body = StateView))
+    get, path = "/v1/state/app/{app}", tag = "state", params(StatePageParams),
+    responses((status = 200, body = StateView))
 )]
-async fn read_app(context: CallContext) -> Answer {
-    let app = context.path_text("app");
-    let state = api::state::read_shared(context.engine(), &context.caller, app, None).await?;
+async fn read_app(context: CallContext, Params(params): Params<StatePageParams>) -> Answer {
+    read_shared(&context, context.path_text("app"), None, params).await
+}
+
+async fn read_shared(
+    context: &CallContext,
+    app: &str,
+    user: Option<&str>,
+    params: StatePageParams,
+) -> Answer {
+    let limit = page_limit(params.limit.or(Some(KEYS_MAX)), KEYS_MAX)?;
+    let owner = format!("{app}/{}", user.unwrap_or_default());
+    let cursor = Cursor::of(context, "shared state", &owner);
+    let after: Option<StateKey> = cursor.open(params.cursor.as_deref())?;
+    let (engine, caller) = (context.engine(), &context.caller);
+    let read = |page| api::state::read_shared(engine, caller, app, user, (after.clone(), page));
+    let (mut state, next) = context.read_page(limit, read).await?;
+    state.next_cursor = next.map(|key| cursor.seal(key));
     Ok(shown(&state, AnswerHeaders::default().at(state.revision)))
 }
 
@@ -78,13 +120,12 @@ async fn patch_app(context: CallContext, body: Payload<StatePatchInput>) -> Answ
 
 /// Read the state of a user in an app.
 #[utoipa::path(
-    get, path = "/v1/state/user/{app}/{user}", tag = "state",
+    get, path = "/v1/state/user/{app}/{user}", tag = "state", params(StatePageParams),
     responses((status = 200, body = StateView))
 )]
-async fn read_user(context: CallContext) -> Answer {
+async fn read_user(context: CallContext, Params(params): Params<StatePageParams>) -> Answer {
     let (app, user) = (context.path_text("app"), context.path_text("user"));
-    let state = api::state::read_shared(context.engine(), &context.caller, app, Some(user)).await?;
-    Ok(shown(&state, AnswerHeaders::default().at(state.revision)))
+    read_shared(&context, app, Some(user), params).await
 }
 
 /// Write the state of a user in an app.

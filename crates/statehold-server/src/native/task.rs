@@ -65,9 +65,9 @@ async fn read(context: CallContext, Params(params): Params<HistoryParams>) -> An
     let asked = params.asked()?;
     let caller = &context.caller;
     let cursor = Cursor::of(&context, "history", &format!("{id} {asked:?}"));
-    let page = (cursor.open(params.cursor.as_deref())?, limit);
-    let (mut task, revision, next) =
-        api::task::read(context.engine(), caller, id, asked, page).await?;
+    let before = cursor.open(params.cursor.as_deref())?;
+    let read = |page| api::task::read(context.engine(), caller, id, asked, (before, page));
+    let (mut task, revision, next) = context.read_page(limit, read).await?;
     task.next_cursor = next.map(|seq| cursor.seal(seq));
     let headers = AnswerHeaders::session(task.session_id).task(id);
     Ok(shown(&task, headers.at(revision)))

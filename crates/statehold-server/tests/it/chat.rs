@@ -219,10 +219,18 @@ impl Scene {
     /// How many turns the session has had.
     async fn turns(&self) -> usize {
         let path = format!("/v1/sessions/{}/messages", self.session);
-        let page = self.ann.get(&path).await.ok(200);
-        let messages = page["messages"].as_array().expect("a list");
-        let said = messages.iter().filter(|message| message["role"] == "user");
-        said.count()
+        let (mut turns, mut next) = (0, path.clone());
+        loop {
+            let page = self.ann.get(&next).await.ok(200);
+            let messages = page["messages"].as_array().expect("a list");
+            let said = messages.iter().filter(|message| message["role"] == "user");
+            turns += said.count();
+            // Long messages come on pages of their own.
+            let Some(cursor) = page["next_cursor"].as_str() else {
+                return turns;
+            };
+            next = format!("{path}?cursor={cursor}");
+        }
     }
 }
 

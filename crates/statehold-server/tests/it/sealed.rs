@@ -10,8 +10,8 @@ use statehold_core::name::Name;
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::policy::{AgentPolicy, Policies, ToolPolicy};
 use statehold_engine::{Call, Caller, EngineError, PathRule};
-use statehold_store::Store;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+use statehold_store::{PageLimit, Store};
 
 use crate::hidden::Canaries;
 use crate::rest::{act, claim, new_session, start};
@@ -51,7 +51,10 @@ async fn everything(directory: &Path, session: &str) -> Vec<u8> {
     }
     let store = SqliteStore::open(directory, SqliteOptions::default()).expect("opens");
     let session: SessionId = session.parse().expect("an id");
-    let records = store.records(session, 0, 1_000).await.expect("records");
+    let records = store
+        .records(session, 0, PageLimit::entries(1_000))
+        .await
+        .expect("records");
     for record in records {
         found.extend(record.bodies.into_iter().flatten().flatten());
     }

@@ -6,13 +6,17 @@ use std::sync::Arc;
 use statehold_core::apply::apply;
 use statehold_core::ids::TaskId;
 use statehold_core::item::PlacedItem;
-use statehold_core::record::Event;
+use statehold_core::record::{Event, Record};
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::view::View;
 
 use super::{Entry, Session};
-use crate::port::{ItemQuery, StateValue, StoredItem, StoredRecord};
+use crate::port::{
+    ItemQuery, PageLimit, PageRoom, StateValue, StoreError, StoredItem, StoredRecord, record_bytes,
+};
+
+type ItemsAndNext = (Vec<StoredItem>, Option<u64>);
 
 impl Session {
     /// The records up to a revision.
@@ -32,40 +36,85 @@ impl Session {
         (state.revision == revision).then_some(state)
     }
 
-    pub(super) fn records(&self, after: u64, limit: usize) -> Vec<StoredRecord> {
-        let skipped = self.log_until(after).len();
-        let entries = self.log[skipped..].iter().take(limit);
-        let stored = entries.map(|entry| StoredRecord {
+    pub(super) fn records(
+        &self,
+        after: u64,
+        limit: PageLimit,
+    ) -> Result<Vec<StoredRecord>, StoreError> {
+        let entries = self.page_after(after, limit, |entry| record_bytes(&entry.record))?;
+        let stored = entries.into_iter().map(|entry| StoredRecord {
             record: entry.record.clone(),
             bodies: entry.bodies.clone(),
         });
-        stored.collect()
+        Ok(stored.collect())
     }
 
-    pub(super) fn items(&self, query: ItemQuery) -> Vec<StoredItem> {
+    pub(super) fn chain(&self, after: u64, limit: PageLimit) -> Result<Vec<Record>, StoreError> {
+        let bytes = |entry: &Entry| entry.record.as_bytes().len() as u64;
+        let entries = self.page_after(after, limit, bytes)?;
+        Ok(entries
+            .into_iter()
+            .map(|entry| entry.record.clone())
+            .collect())
+    }
+
+    pub(super) fn record_at(&self, revision: u64) -> Option<StoredRecord> {
+        let page = PageLimit::entries(1);
+        self.records(revision.checked_sub(1)?, page).ok()?.pop()
+    }
+
+    fn page_after(
+        &self,
+        after: u64,
+        limit: PageLimit,
+        bytes: impl Fn(&Entry) -> u64,
+    ) -> Result<Vec<&Entry>, StoreError> {
+        let mut room = PageRoom::new(limit);
+        let mut page = Vec::new();
+        for entry in &self.log[self.log_until(after).len()..] {
+            if !room.take(bytes(entry))? {
+                break;
+            }
+            page.push(&**entry);
+        }
+        Ok(page)
+    }
+
+    pub(super) fn items(&self, query: ItemQuery) -> Result<ItemsAndNext, StoreError> {
         let is_asked = |stored: &StoredItem| {
             query.task.is_none_or(|task| task == stored.placed.task)
                 && query.before.is_none_or(|seq| stored.placed.item.seq < seq)
         };
-        let newest_first = self.all_items().into_iter().rev();
-        newest_first.filter(is_asked).take(query.limit).collect()
+        self.newest_items(query.limit, is_asked)
+    }
+
+    /// A page of the requested items, newest first, and the number before which the next page begins.
+    fn newest_items(
+        &self,
+        limit: PageLimit,
+        is_asked: impl Fn(&StoredItem) -> bool,
+    ) -> Result<ItemsAndNext, StoreError> {
+        let mut room = PageRoom::new(limit);
+        let mut page: Vec<StoredItem> = Vec::new();
+        for stored in self.all_items().into_iter().rev().filter(is_asked) {
+            if !room.take(stored.payload_bytes())? {
+                let next = page.last().map(|last| last.placed.item.seq);
+                return Ok((page, next));
+            }
+            page.push(stored);
+        }
+        Ok((page, None))
     }
 
     pub(super) fn transcript(
         &self,
         before: Option<u64>,
-        limit: usize,
-    ) -> (Vec<StoredItem>, Option<u64>) {
-        let query = ItemQuery {
-            task: None,
-            before,
-            limit: usize::MAX,
-        };
-        let mut items = self.items(query);
-        items.retain(|stored| View::Client.shows(&stored.placed));
-        let next = items.get(limit).map(|_| items[limit - 1].placed.item.seq);
-        items.truncate(limit);
-        (items, next)
+        limit: PageLimit,
+    ) -> Result<ItemsAndNext, StoreError> {
+        self.newest_items(limit, |stored| {
+            before.is_none_or(|seq| stored.placed.item.seq < seq)
+                && View::Client.shows(&stored.placed)
+        })
     }
 
     pub(super) fn state_value(&self, key: &StateKey) -> Option<StateValue> {

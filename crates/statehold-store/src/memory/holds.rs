@@ -103,8 +103,7 @@ impl Tables {
             let kept = self.sessions.get(session);
             let owner = kept.and_then(|kept| kept.state.owner.as_ref());
             if owner.is_some_and(|owner| owner.tenant == *tenant)
-                && let Some(stored) =
-                    kept.and_then(|kept| kept.records(revision - 1, 1).into_iter().next())
+                && let Some(stored) = kept.and_then(|kept| kept.record_at(*revision))
             {
                 found.extend(hold_changes_in(&stored.record, place));
             }

@@ -13,8 +13,8 @@ use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
 use crate::port::{
-    ChangedHead, Committed, Due, DueDeadlines, DueKind, LiveWork, SessionQuery, SessionSummary,
-    SharedOwner, SharedValue, StoredRecord,
+    ChangedHead, Committed, Due, DueDeadlines, DueKind, LiveWork, PageLimit, PageRoom,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StoreError, StoredRecord,
 };
 
 impl Tables {
@@ -48,8 +48,7 @@ impl Tables {
     }
 
     pub(super) fn record_at(&self, session: SessionId, revision: u64) -> Option<StoredRecord> {
-        let kept = self.sessions.get(&session)?;
-        kept.records(revision.checked_sub(1)?, 1).pop()
+        self.sessions.get(&session)?.record_at(revision)
     }
 
     /// The tenants that have sessions or an audit stream.
@@ -203,4 +202,27 @@ fn summary(kept: &Session, owner: &Owner) -> SessionSummary {
         created_at: kept.created_at,
         updated_at: kept.state.last_at,
     }
+}
+
+/// A page of the keys after one. `length` tells the length of a value.
+pub(super) fn page_of_keys<V>(
+    values: BTreeMap<StateKey, V>,
+    after: Option<&StateKey>,
+    limit: PageLimit,
+    length: impl Fn(&V) -> usize,
+) -> Result<StatePage<V>, StoreError> {
+    let mut room = PageRoom::new(limit);
+    let mut page = StatePage::default();
+    for (key, value) in values {
+        if after.is_some_and(|after| key <= *after) {
+            continue;
+        }
+        let bytes = key.as_str().len() + length(&value);
+        if !room.take(bytes as u64)? {
+            page.has_more = true;
+            break;
+        }
+        page.values.insert(key, value);
+    }
+    Ok(page)
 }

@@ -10,7 +10,7 @@ mod erased;
 mod memories;
 mod tenant;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,10 +34,10 @@ use super::{read, schema};
 use crate::check::{Anchors, CheckReport, Problem, ProblemKind, check_payloads, check_record};
 use crate::commit::results_in;
 use crate::keys::{KeyFile, KnownKeys};
-use crate::port::{StateValue, StoreError};
+use crate::port::{PageLimit, StoreError, StoredRecord};
 
 /// How many records are held in memory at a time.
-const PAGE: u64 = 1_000;
+const PAGE: usize = 1_000;
 
 /// The extent of a check: the whole store, or the data of one tenant.
 #[derive(Clone, Copy, Default)]
@@ -265,11 +265,15 @@ fn check_session(
     let (mut decided, mut results) = (Vec::new(), BTreeMap::new());
     let mut first = 1;
     while first <= row.revision {
-        let page = log::read_rows(conn, &row, first, first + PAGE - 1)?;
+        let page = PageLimit::entries(PAGE);
+        let page = log::read_rows(conn, &row, first - 1, page, |_| 0)?;
         if page.is_empty() {
             break;
         }
-        for (log, exchanges, stored) in &page {
+        first += page.len() as u64;
+        for (log, record) in page {
+            let bodies = log.bodies(conn, row.user, &record)?;
+            let stored = &StoredRecord { record, bodies };
             let begins = stored.record.content.session;
             let state = state.get_or_insert_with(|| SessionState::new(begins));
             check_record(stored, state, &mut facts, report);
@@ -280,7 +284,7 @@ fn check_session(
             let before = state.clone();
             apply(state, &stored.record);
             let changes = changes(&before, &stored.record, state);
-            memories.learn((*log, exchanges), &stored.record, &changes, report);
+            memories.learn((log.id, &log.exchanges), &stored.record, &changes, report);
             // Records before a fork belong to the origin, and were counted there.
             let seq = stored.record.content.seq;
             if seq > row.origin_seq {
@@ -297,7 +301,6 @@ fn check_session(
                 columns::compare_beginning(conn, &row, &stored.record, report)?;
             }
         }
-        first += PAGE;
     }
     let folded = state.ok_or_else(|| damaged(format!("session {session}"), "it has no records"))?;
     erased.report(conn, &row, &folded, report, rows)?;
@@ -395,12 +398,12 @@ fn compare_projections(
     if bare(&stored) != bare(folded) {
         differs("the counters, times or owner");
     }
-    let values = read::state(conn, row.id)?;
-    let unlike = values_unlike_log(conn, row, &values)?;
-    for key in unlike {
-        let place = format!("`{key}` of session {}", row.id);
-        let problem = Problem::projection(place, "is not the value that the log says");
-        report.add(problem.in_session(row.id));
+    for key in folded.keys.keys() {
+        if is_unlike_log(conn, row, key)? {
+            let place = format!("`{key}` of session {}", row.id);
+            let problem = Problem::projection(place, "is not the value that the log says");
+            report.add(problem.in_session(row.id));
+        }
     }
     rows.add("open_task", folded.tasks.len());
     rows.add("live_request", folded.requests.len());
@@ -415,19 +418,12 @@ fn compare_projections(
     Ok(())
 }
 
-fn values_unlike_log(
-    conn: &Connection,
-    row: &SessionRow,
-    values: &BTreeMap<StateKey, StateValue>,
-) -> Result<BTreeSet<StateKey>, StoreError> {
-    let mut unlike = BTreeSet::new();
-    for (key, value) in values {
-        // The version is the revision that wrote the value, so the log is read at one place only.
-        let version = value.version.min(row.revision);
-        let logged = read::state_at(conn, row.id, key, version)?;
-        if logged.is_some_and(|logged| logged != value.value) {
-            unlike.insert(key.clone());
-        }
-    }
-    Ok(unlike)
+fn is_unlike_log(conn: &Connection, row: &SessionRow, key: &StateKey) -> Result<bool, StoreError> {
+    let Some(found) = read::state_value(conn, row.id, key)? else {
+        return Ok(false);
+    };
+    // The version is the revision that wrote the value, so the log is read at one place only.
+    let version = found.version.min(row.revision);
+    let logged = read::state_at(conn, row.id, key, version)?;
+    Ok(logged.is_some_and(|logged| logged != found.value))
 }

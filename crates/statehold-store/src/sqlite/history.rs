@@ -10,6 +10,7 @@ use statehold_core::item::PlacedItem;
 use statehold_core::projection::ClosedTask;
 use statehold_core::record::Event;
 use statehold_core::task::Task;
+use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 
 use super::log::{self, LogRow, SessionRow};
@@ -17,22 +18,22 @@ use super::read::{all, by_id, first};
 use super::sql::{from_sql, id_bytes, to_sql};
 use super::tail::RowReader;
 use crate::commit::WrittenItems;
-use crate::port::{ItemQuery, StoreError, StoredItem};
+use crate::port::{ItemQuery, PageLimit, PageRoom, StoreError, StoredItem};
 
 /// How many records a page of the transcript looks at.
 const TRANSCRIPT_RECORDS_MAX: usize = 2_000;
 
-/// A page of items, newest first.
+/// A page of items, newest first, and the start of the next page.
 pub(super) fn items(
     conn: &RowReader<'_>,
     session: SessionId,
     query: ItemQuery,
-) -> Result<Vec<StoredItem>, StoreError> {
+) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
     let Some(row) = log::session_row(conn, session)? else {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), None));
     };
     let mut placing = Placing::of(conn, &row)?;
-    let mut found = Vec::new();
+    let mut page = ItemPage::new(query.limit);
     let before = query.before.unwrap_or(u64::MAX);
     let (mut at, mut task) = match (query.task, query.before) {
         (Some(task), None) => (last_log_of(conn, &row, &placing.names, task)?, Some(task)),
@@ -44,11 +45,10 @@ pub(super) fn items(
         (None, Some(_)) => (0, None),
         (None, None) => (row.last_log, None),
     };
-    // Payloads of other items are not unpacked.
     let is_asked = |item: &PlacedItem| {
         item.item.seq < before && query.task.is_none_or(|wanted| item.task == wanted)
     };
-    while at != 0 && found.len() < query.limit {
+    while at != 0 && !page.is_used_up() {
         let log = conn.row(at)?;
         let next = match task {
             Some(id) => {
@@ -58,22 +58,20 @@ pub(super) fn items(
             }
             None => log.prev,
         };
-        let page = read_items(conn, &log, row.user, &mut placing, is_asked)?;
+        page.read_row(conn, &log, row.user, &mut placing, is_asked)?;
         placing.walk(conn, &row, &log);
-        found.extend(page.into_iter().rev());
         at = next;
     }
-    found.truncate(query.limit);
-    Ok(found)
+    let next = page.last_seq().filter(|_| page.is_used_up());
+    Ok((page.found, next))
 }
 
-/// A page of the transcript, newest first, and the start of the next page. Payloads of hidden items
-/// are not unpacked.
+/// A page of the transcript, newest first, and the start of the next page.
 pub(super) fn transcript(
     conn: &RowReader<'_>,
     session: SessionId,
     before: Option<u64>,
-    limit: usize,
+    limit: PageLimit,
 ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
     let Some(row) = log::session_row(conn, session)? else {
         return Ok((Vec::new(), None));
@@ -86,21 +84,19 @@ pub(super) fn transcript(
     };
     let before = before.unwrap_or(u64::MAX);
     let is_asked = |item: &PlacedItem| item.item.seq < before && View::Client.shows(item);
-    let mut found = Vec::new();
-    // One item more than the limit shows whether there is a next page.
+    let mut page = ItemPage::new(limit);
+    // One item more than the page has room for shows that there is a next page.
     for _ in 0..TRANSCRIPT_RECORDS_MAX {
-        if at == 0 || found.len() > limit {
+        if at == 0 || page.has_more {
             break;
         }
         let log = conn.row(at)?;
         at = log.prev;
-        let page = read_items(conn, &log, row.user, &mut placing, is_asked)?;
+        page.read_row(conn, &log, row.user, &mut placing, is_asked)?;
         placing.walk(conn, &row, &log);
-        found.extend(page.into_iter().rev());
     }
-    let next = if found.len() > limit {
-        found.truncate(limit);
-        found.last().map(|last| last.placed.item.seq)
+    let next = if page.has_more {
+        page.last_seq()
     } else if at != 0 {
         // The read limit came before the page was full; the next page continues at this record.
         let below = log::row(conn, at)?;
@@ -109,7 +105,72 @@ pub(super) fn transcript(
     } else {
         None
     };
-    Ok((found, next))
+    Ok((page.found, next))
+}
+
+/// A page in the making, newest item first. Payloads of items that are not asked for, or do not fit, are not
+/// unpacked.
+pub(super) struct ItemPage {
+    pub(super) found: Vec<StoredItem>,
+    room: PageRoom,
+    /// Whether an item was left out for want of room.
+    pub(super) has_more: bool,
+}
+
+impl ItemPage {
+    pub(super) fn new(limit: PageLimit) -> Self {
+        Self {
+            found: Vec::new(),
+            room: PageRoom::new(limit),
+            has_more: false,
+        }
+    }
+
+    /// Whether no further item has a place.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.has_more || self.room.is_used_up()
+    }
+
+    /// The number of the last item, from which the next page goes on. None if no item can be before it.
+    pub(super) fn last_seq(&self) -> Option<u64> {
+        let last = self.found.last()?.placed.item.seq;
+        (last > 1).then_some(last)
+    }
+
+    fn read_row(
+        &mut self,
+        conn: &RowReader<'_>,
+        row: &LogRow,
+        user: UserId,
+        placing: &mut Placing,
+        is_asked: impl Fn(&PlacedItem) -> bool,
+    ) -> Result<(), StoreError> {
+        let written = written_items(conn, row, placing)?;
+        self.add(written, placing, is_asked, |first, named| {
+            row.some_bodies(conn, user, first, named)
+        })
+    }
+
+    /// Adds the requested items of a record, the newest first, as long as there is room.
+    pub(super) fn add<E: From<StoreError>>(
+        &mut self,
+        written: &WrittenItems,
+        placing: &Placing,
+        is_asked: impl Fn(&PlacedItem) -> bool,
+        mut bodies: impl FnMut(usize, &[BodyRef]) -> Result<Vec<Option<Vec<u8>>>, E>,
+    ) -> Result<(), E> {
+        let asked: Vec<_> = asked_items(written, placing, is_asked).collect();
+        for (first_body, item) in asked.into_iter().rev() {
+            let named = bodies_of(&item);
+            if self.has_more || !self.room.take(total_bytes(&named))? {
+                self.has_more = true;
+                return Ok(());
+            }
+            let bodies = bodies(first_body, &named)?;
+            self.found.push(with_bodies(item, written.at, bodies));
+        }
+        Ok(())
+    }
 }
 
 /// The last item at or before a row of the log.
@@ -274,36 +335,60 @@ pub(super) fn place_items<E>(
     is_asked: impl Fn(&PlacedItem) -> bool,
     mut bodies: impl FnMut(usize, &[BodyRef]) -> Result<Vec<Option<Vec<u8>>>, E>,
 ) -> Result<Vec<StoredItem>, E> {
-    let mut placed = Vec::new();
-    for group in &written.groups {
+    let asked = asked_items(written, placing, is_asked);
+    asked
+        .map(|(first_body, item)| {
+            let bodies = bodies(first_body, &bodies_of(&item))?;
+            Ok(with_bodies(item, written.at, bodies))
+        })
+        .collect()
+}
+
+/// The requested items of a record, oldest first, each with the place of its first payload.
+fn asked_items(
+    written: &WrittenItems,
+    placing: &Placing,
+    is_asked: impl Fn(&PlacedItem) -> bool,
+) -> impl Iterator<Item = (usize, PlacedItem)> {
+    let placed = written.groups.iter().flat_map(move |group| {
         let task = placing.name(group.written.task);
         let mut next_body = group.first_body;
-        for item in &group.written.items {
-            let body_at = next_body;
+        group.written.items.iter().map(move |item| {
+            let first_body = next_body;
             next_body += 1 + item.attachments.len();
             let is_in = |(kept, until): &(u64, u64)| item.seq > *kept && item.seq <= *until;
-            let item = PlacedItem {
+            let placed = PlacedItem {
                 task,
                 request: group.written.request,
                 is_root: group.is_root,
                 rewound: placing.rewinds.iter().any(is_in),
                 item: item.clone(),
             };
-            if !is_asked(&item) {
-                continue;
-            }
-            let attached = item.item.attachments.iter().map(|file| file.body);
-            let named: Vec<BodyRef> = std::iter::once(item.item.body).chain(attached).collect();
-            let mut bodies = bodies(body_at, &named)?.into_iter();
-            placed.push(StoredItem {
-                placed: item,
-                at: written.at,
-                body: bodies.next().flatten(),
-                attachments: bodies.collect(),
-            });
-        }
+            (first_body, placed)
+        })
+    });
+    placed.filter(move |(_, item)| is_asked(item))
+}
+
+/// The payloads of an item: its content, then its attachments.
+fn bodies_of(item: &PlacedItem) -> Vec<BodyRef> {
+    let attached = item.item.attachments.iter().map(|file| file.body);
+    std::iter::once(item.item.body).chain(attached).collect()
+}
+
+fn with_bodies(placed: PlacedItem, at: Timestamp, bodies: Vec<Option<Vec<u8>>>) -> StoredItem {
+    let mut bodies = bodies.into_iter();
+    StoredItem {
+        placed,
+        at,
+        body: bodies.next().flatten(),
+        attachments: bodies.collect(),
     }
-    Ok(placed)
+}
+
+/// The length of some payloads, unpacked.
+pub(super) fn total_bytes(named: &[BodyRef]) -> u64 {
+    named.iter().map(|name| u64::from(name.bytes)).sum()
 }
 
 fn is_root(conn: &Connection, task: TaskId) -> Result<bool, StoreError> {

@@ -16,7 +16,8 @@ use super::sql::{damaged, from_sql, id_bytes, to_sql};
 use crate::codec;
 use crate::commit::hold_changes_in;
 use crate::port::{
-    HoldChange, HoldOrder, HoldPlace, HoldQuery, HoldSummary, LineageStep, StoreError, StoredRecord,
+    HoldChange, HoldOrder, HoldPlace, HoldQuery, HoldSummary, LineageStep, PageLimit, StoreError,
+    StoredRecord,
 };
 
 /// The tables of holds.
@@ -333,10 +334,8 @@ pub(super) fn records_at(
 ) -> Result<Vec<Option<StoredRecord>>, StoreError> {
     let mut found = Vec::with_capacity(places.len());
     for (session, revision) in places {
-        let row = log::session_row(conn, *session)?;
-        let row = row.filter(|row| (1..=row.revision).contains(revision));
-        found.push(match row {
-            Some(row) => log::read_range(conn, &row, *revision, *revision)?.pop(),
+        found.push(match revision.checked_sub(1) {
+            Some(after) => log::records(conn, *session, after, PageLimit::entries(1))?.pop(),
             None => None,
         });
     }

@@ -9,50 +9,55 @@ use statehold_core::memory::{AgentPath, Memory};
 use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 
-use super::history::{Placing, place_items};
-use super::log::LogRow;
+use super::history::{ItemPage, Placing, place_items, total_bytes};
+use super::log::{LogRow, OldestRows};
 use super::memory::{self, MemoryRows};
 use super::tail::Hot;
 use crate::commit::WrittenItems;
-use crate::port::{ItemQuery, MemoryPage, MemoryQuery, StoreError, StoredItem, StoredRecord};
+use crate::port::{
+    ItemQuery, MemoryPage, MemoryQuery, PageLimit, StoreError, StoredItem, StoredRecord,
+    record_bytes,
+};
 
 /// The payloads of a page that is answered from memory, unpacked: a thread of the caller's runtime does it.
 const HOT_PAGE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// A page of the newest items from memory. None if the tail has too few rows.
-pub(super) fn items(hot: &Hot, query: ItemQuery) -> Option<Vec<StoredItem>> {
+/// A page of the newest items from memory, and the start of the next page. None if the tail has too few rows.
+pub(super) fn items(hot: &Hot, query: ItemQuery) -> Option<(Vec<StoredItem>, Option<u64>)> {
     let is_asked = |item: &PlacedItem| query.task.is_none_or(|wanted| item.task == wanted);
-    page(hot, query.limit, is_asked)
+    let page = page(hot, query.limit, is_asked, ItemPage::is_used_up)?;
+    let next = page.last_seq().filter(|_| page.is_used_up());
+    Some((page.found, next))
 }
 
 /// The first page of the transcript from memory. None if the tail has too few rows.
-pub(super) fn transcript(hot: &Hot, limit: usize) -> Option<(Vec<StoredItem>, Option<u64>)> {
-    // One item more than the limit shows whether there is a next page.
-    let mut found = page(hot, limit.saturating_add(1), |item| {
-        View::Client.shows(item)
-    })?;
-    let has_next = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| has_next);
-    let next = next.map(|last| last.placed.item.seq);
-    Some((found, next))
+pub(super) fn transcript(hot: &Hot, limit: PageLimit) -> Option<(Vec<StoredItem>, Option<u64>)> {
+    let is_asked = |item: &PlacedItem| View::Client.shows(item);
+    let page = page(hot, limit, is_asked, |page| page.has_more)?;
+    let next = page.last_seq().filter(|_| page.has_more);
+    Some((page.found, next))
 }
 
 fn page(
     hot: &Hot,
-    limit: usize,
+    limit: PageLimit,
     is_asked: impl Fn(&PlacedItem) -> bool,
-) -> Option<Vec<StoredItem>> {
+    is_over: impl Fn(&ItemPage) -> bool,
+) -> Option<ItemPage> {
     let mut rows = HotRows {
         hot,
         left: HOT_PAGE_BYTES_MAX,
     };
-    let mut found = Vec::new();
+    let mut page = ItemPage::new(limit);
     for row in hot.newest_first() {
-        found.extend(rows.items(row, &is_asked).ok()?.into_iter().rev());
-        if found.len() >= limit || row.prev == 0 {
-            found.truncate(limit);
-            return Some(found);
+        let written = rows.written(row).ok()?;
+        // The tail has no rows that a rewind took back or a fork inherited.
+        let added = page.add(written, &Placing::default(), &is_asked, |first, named| {
+            rows.bodies(row, first, named)
+        });
+        added.ok()?;
+        if is_over(&page) || row.prev == 0 {
+            return Some(page);
         }
     }
     None
@@ -95,6 +100,16 @@ impl HotRows<'_> {
         }
         row.known_items().ok_or(NotHot)
     }
+
+    fn bodies(
+        &mut self,
+        row: &LogRow,
+        first: usize,
+        named: &[BodyRef],
+    ) -> Result<Vec<Option<Vec<u8>>>, NotHot> {
+        self.take(total_bytes(named))?;
+        self.hot.bodies(row, first, named).ok_or(NotHot)
+    }
 }
 
 impl MemoryRows for HotRows<'_> {
@@ -120,10 +135,8 @@ impl MemoryRows for HotRows<'_> {
         is_asked: &dyn Fn(&PlacedItem) -> bool,
     ) -> Result<Vec<StoredItem>, NotHot> {
         let written = self.written(row)?;
-        // The tail has no rows that a rewind took back or a fork inherited.
         place_items(written, &Placing::default(), is_asked, |first, named| {
-            self.take(total_bytes(named))?;
-            self.hot.bodies(row, first, named).ok_or(NotHot)
+            self.bodies(row, first, named)
         })
     }
 
@@ -157,16 +170,17 @@ impl MemoryRows for HotRows<'_> {
     }
 }
 
-/// Up to `limit` records after a revision from memory, verified against each other. None if the tail has too
+/// A page of the records after a revision from memory, verified against each other. None if the tail has too
 /// few rows, or not the hash of the newest.
-pub(super) fn records(hot: &Hot, after: u64, limit: usize) -> Option<Vec<StoredRecord>> {
-    let last = after.saturating_add(limit as u64);
+pub(super) fn records(hot: &Hot, after: u64, limit: PageLimit) -> Option<Vec<StoredRecord>> {
+    let last = after.saturating_add(limit.entries as u64);
     let oldest = hot.newest_first().last()?;
     if oldest.seq > after.saturating_add(1) {
         return None;
     }
     let mut expected = None;
-    let (mut found, mut left) = (Vec::new(), HOT_PAGE_BYTES_MAX);
+    let mut left = HOT_PAGE_BYTES_MAX;
+    let mut page = OldestRows::new(limit.bytes);
     for row in hot.newest_first() {
         if row.seq <= after {
             break;
@@ -181,16 +195,16 @@ pub(super) fn records(hot: &Hot, after: u64, limit: usize) -> Option<Vec<StoredR
         }
         expected = Some(record.content.prev_hash);
         if row.seq <= last {
-            let named = record.bodies();
-            left = left.checked_sub(total_bytes(&named))?;
-            let bodies = hot.bodies(row, 0, &named)?;
-            found.push(StoredRecord { record, bodies });
+            let bytes = record_bytes(&record);
+            page.push((row, record), bytes);
         }
     }
-    found.reverse();
-    Some(found)
-}
-
-fn total_bytes(named: &[BodyRef]) -> u64 {
-    named.iter().map(|name| u64::from(name.bytes)).sum()
+    let rows = page.finish().ok()?.into_iter();
+    let stored = rows.map(|(row, record)| {
+        let named = record.bodies();
+        left = left.checked_sub(total_bytes(&named))?;
+        let bodies = hot.bodies(row, 0, &named)?;
+        Some(StoredRecord { record, bodies })
+    });
+    stored.collect()
 }

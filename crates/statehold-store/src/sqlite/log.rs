@@ -1,5 +1,6 @@
 //! Reading the log: rows are found by waypoint and walked backwards, from a record to the one before.
 
+use std::collections::VecDeque;
 use std::sync::OnceLock;
 
 use rusqlite::{Connection, OptionalExtension, Row};
@@ -14,7 +15,7 @@ use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to
 use super::tail::RowReader;
 use crate::codec::{self, BodyPlace, CodecError, StoredBody};
 use crate::commit::{Commit, ItemFacts, WrittenItems};
-use crate::port::{BoxError, StoreError, StoredRecord};
+use crate::port::{BoxError, PageLimit, StoreError, StoredRecord, record_bytes};
 
 /// How many records lie between two waypoints of a session.
 pub(super) const WAYPOINT_EVERY: u64 = 64;
@@ -704,40 +705,54 @@ fn waypoint(
     Ok(found.unwrap_or(session.last_log))
 }
 
-/// Up to `limit` records after a revision.
+/// A page of the records after a revision, with their payloads.
 pub(super) fn records(
     conn: &Connection,
     session: SessionId,
     after: u64,
-    limit: usize,
+    limit: PageLimit,
 ) -> Result<Vec<StoredRecord>, StoreError> {
-    let Some(row) = session_row(conn, session)? else {
+    let Some(session) = session_row(conn, session)? else {
         return Ok(Vec::new());
     };
-    let last = after.saturating_add(limit as u64);
-    read_range(conn, &row, after.saturating_add(1), last)
+    let rows = read_rows(conn, &session, after, limit, record_bytes)?;
+    let stored = rows.into_iter().map(|(row, record)| {
+        let bodies = row.bodies(conn, session.user, &record)?;
+        Ok(StoredRecord { record, bodies })
+    });
+    stored.collect()
 }
 
-/// Records `first..=last` of a session, in order, verified against each other and the next record.
-pub(super) fn read_range(
+/// A page of the records after a revision, without payloads.
+pub(super) fn chain(
     conn: &Connection,
-    session: &SessionRow,
-    first: u64,
-    last: u64,
-) -> Result<Vec<StoredRecord>, StoreError> {
-    let rows = read_rows(conn, session, first, last)?;
-    Ok(rows.into_iter().map(|(_, _, stored)| stored).collect())
+    session: SessionId,
+    after: u64,
+    limit: PageLimit,
+) -> Result<Vec<Record>, StoreError> {
+    let Some(session) = session_row(conn, session)? else {
+        return Ok(Vec::new());
+    };
+    let rows = read_rows(conn, &session, after, limit, own_bytes)?;
+    Ok(rows.into_iter().map(|(_, record)| record).collect())
 }
 
-/// The same, each with the number of its row and the exchanges that it ended.
+fn own_bytes(record: &Record) -> u64 {
+    record.as_bytes().len() as u64
+}
+
+/// A page of the records of a session after a revision, in order, each with its row, verified against each
+/// other and the next record. `bytes` tells how many bytes of the page a record takes.
 pub(super) fn read_rows(
     conn: &Connection,
     session: &SessionRow,
-    first: u64,
-    last: u64,
-) -> Result<Vec<(i64, Vec<u8>, StoredRecord)>, StoreError> {
+    after: u64,
+    limit: PageLimit,
+    bytes: impl Fn(&Record) -> u64,
+) -> Result<Vec<(LogRow, Record)>, StoreError> {
+    let last = after.saturating_add(limit.entries as u64);
     let last = last.min(session.revision);
-    if first > last {
+    if after >= last {
         return Ok(Vec::new());
     }
     // The record after the last one contains the last one's hash.
@@ -747,7 +762,7 @@ pub(super) fn read_rows(
         expected = at.record()?.content.prev_hash;
         at = row(conn, at.prev)?;
     }
-    let mut records = Vec::new();
+    let mut page = OldestRows::new(limit.bytes);
     loop {
         let record = at.record()?;
         if record.hash != expected {
@@ -758,11 +773,10 @@ pub(super) fn read_rows(
             ));
         }
         expected = record.content.prev_hash;
-        let bodies = at.bodies(conn, session.user, &record)?;
-        let (seq, prev) = (at.seq, at.prev);
-        records.push((at.id, at.exchanges, StoredRecord { record, bodies }));
-        if seq <= first {
-            break;
+        let (seq, prev, bytes) = (at.seq, at.prev, bytes(&record));
+        page.push((at, record), bytes);
+        if seq <= after + 1 {
+            return page.finish();
         }
         at = row(conn, prev)?;
         if at.seq + 1 != seq {
@@ -770,8 +784,45 @@ pub(super) fn read_rows(
             return Err(damaged(place, "the record is missing"));
         }
     }
-    records.reverse();
-    Ok(records)
+}
+
+/// The oldest rows of a range that fit a page. Rows are walked from the newest to the oldest, so the newest
+/// give way to older ones, and never more than a page is in memory.
+pub(super) struct OldestRows<T> {
+    /// The oldest is the first one.
+    rows: VecDeque<(T, u64)>,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+impl<T> OldestRows<T> {
+    pub(super) fn new(bytes_max: u64) -> Self {
+        Self {
+            rows: VecDeque::new(),
+            bytes: 0,
+            bytes_max,
+        }
+    }
+
+    /// Adds the row before all others.
+    pub(super) fn push(&mut self, row: T, bytes: u64) {
+        self.rows.push_front((row, bytes));
+        self.bytes += bytes;
+        while self.bytes > self.bytes_max
+            && self.rows.len() > 1
+            && let Some((_, newest)) = self.rows.pop_back()
+        {
+            self.bytes -= newest;
+        }
+    }
+
+    /// The rows of the page, the oldest first.
+    pub(super) fn finish(self) -> Result<Vec<T>, StoreError> {
+        if self.bytes > self.bytes_max {
+            return Err(StoreError::PageTooSmall { bytes: self.bytes });
+        }
+        Ok(self.rows.into_iter().map(|(row, _)| row).collect())
+    }
 }
 
 /// Damage of a record.
@@ -851,10 +902,16 @@ pub(super) fn load_at(
         return Ok(None);
     };
     let mut state: Option<SessionState> = None;
-    for stored in read_range(conn, &row, 1, revision)? {
-        let first = stored.record.content.session;
-        let state = state.get_or_insert_with(|| SessionState::new(first));
-        statehold_core::apply::apply(state, &stored.record);
+    let mut after = 0;
+    while after < revision {
+        let entries = WAYPOINT_EVERY.min(revision - after);
+        let page = PageLimit::entries(usize::try_from(entries).unwrap_or(usize::MAX));
+        for (_, record) in read_rows(conn, &row, after, page, own_bytes)? {
+            let first = record.content.session;
+            let state = state.get_or_insert_with(|| SessionState::new(first));
+            statehold_core::apply::apply(state, &record);
+        }
+        after += entries;
     }
     Ok(state)
 }

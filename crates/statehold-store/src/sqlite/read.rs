@@ -25,8 +25,8 @@ use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to
 use crate::codec;
 use crate::commit::Answer;
 use crate::port::{
-    ChangedHead, Committed, LiveWork, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StateValue, StoreError,
+    ChangedHead, Committed, LiveWork, PageLimit, PageRoom, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StatePage, StateValue, StoreError,
 };
 
 /// All rows of a query.
@@ -184,31 +184,61 @@ fn state_key(text: &str) -> Result<StateKey, StoreError> {
 pub(super) fn state(
     conn: &Connection,
     session: SessionId,
-) -> Result<BTreeMap<StateKey, StateValue>, StoreError> {
+    after: Option<&StateKey>,
+    limit: PageLimit,
+) -> Result<StatePage<StateValue>, StoreError> {
     let Some(row) = log::session_row(conn, session)? else {
-        return Ok(BTreeMap::new());
+        return Ok(StatePage::default());
     };
-    let sql = "SELECT key, version, value FROM state WHERE session = ?1";
-    let found = all(conn, sql, [row.pk], |row| {
-        Ok((
-            row.get::<_, String>(0)?,
-            row.get(1)?,
-            row.get::<_, Vec<u8>>(2)?,
-        ))
-    })?;
-    let mut values = BTreeMap::new();
-    for (key, version, packed) in found {
-        let value = codec::unpack(&packed)
-            .map_err(|error| damaged(format!("`{key}` of session {session}"), error))?;
-        values.insert(
-            state_key(&key)?,
-            StateValue {
-                value,
-                version: from_sql(version),
-            },
-        );
+    let sql = "SELECT key, version, value FROM state WHERE session = ?1 AND key > ?2 ORDER BY key";
+    let params = (row.pk, after.map_or("", StateKey::as_str));
+    state_page(conn, sql, params, limit, |row| {
+        let (key, version): (String, i64) = (row.get(0)?, row.get(1)?);
+        let packed: Vec<u8> = row.get(2)?;
+        Ok(move || open_state(session, &key, version, &packed))
+    })
+}
+
+fn open_state(
+    session: SessionId,
+    key: &str,
+    version: i64,
+    packed: &[u8],
+) -> Result<(StateKey, StateValue), StoreError> {
+    let value = codec::unpack(packed)
+        .map_err(|error| damaged(format!("`{key}` of session {session}"), error))?;
+    let version = from_sql(version);
+    Ok((state_key(key)?, StateValue { value, version }))
+}
+
+/// A page of a table of state. The first column is the key, the third the value, packed; `read` returns a
+/// function that unpacks the row.
+fn state_page<V, F: FnOnce() -> Result<(StateKey, V), StoreError>>(
+    conn: &Connection,
+    sql: &str,
+    params: impl rusqlite::Params,
+    limit: PageLimit,
+    read: impl Fn(&Row<'_>) -> rusqlite::Result<F>,
+) -> Result<StatePage<V>, StoreError> {
+    let failed = corrupt_or_unavailable(&place_of(sql));
+    let mut statement = conn.prepare_cached(sql).map_err(&failed)?;
+    let mut rows = statement.query(params).map_err(&failed)?;
+    let mut page = StatePage::default();
+    let mut room = PageRoom::new(limit);
+    while let Some(row) = rows.next().map_err(&failed)? {
+        let length = |row: &Row<'_>| {
+            let key = row.get_ref(0)?.as_str()?.len();
+            Ok(key + codec::unpacked_bytes(row.get_ref(2)?.as_blob()?))
+        };
+        let bytes: rusqlite::Result<usize> = length(row);
+        if !room.take(bytes.map_err(&failed)? as u64)? {
+            page.has_more = true;
+            break;
+        }
+        let (key, value) = read(row).map_err(&failed)?()?;
+        page.values.insert(key, value);
     }
-    Ok(values)
+    Ok(page)
 }
 
 /// One session key with its value.
@@ -337,12 +367,19 @@ pub(super) fn task_state_at(
 pub(super) fn shared(
     conn: &Connection,
     owner: &SharedOwner,
-) -> Result<BTreeMap<StateKey, SharedValue>, StoreError> {
+    after: Option<&StateKey>,
+    limit: PageLimit,
+) -> Result<StatePage<SharedValue>, StoreError> {
     let sql = "SELECT key, version, value, session, revision, principal, at, request FROM shared
-               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND value IS NOT NULL";
-    let params = (owner.tenant.as_str(), owner.app.as_str(), user_of(owner));
-    let found = all(conn, sql, params, shared_row)?;
-    found.into_iter().map(SharedRow::open).collect()
+               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND value IS NOT NULL AND key > ?4
+               ORDER BY key";
+    let (tenant, app) = (owner.tenant.as_str(), owner.app.as_str());
+    let after = after.map_or("", StateKey::as_str);
+    let params = (tenant, app, user_of(owner), after);
+    state_page(conn, sql, params, limit, |row| {
+        let row = shared_row(row)?;
+        Ok(move || row.open())
+    })
 }
 
 /// One shared key of an app or a user.

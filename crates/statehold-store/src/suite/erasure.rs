@@ -20,7 +20,7 @@ use super::log::{noise, require_chain};
 use super::picture::Picture;
 use super::state::values;
 use super::{history, shared};
-use crate::{ItemQuery, MemoryQuery, Store, StoreError, StoredRecord};
+use crate::{ItemQuery, MemoryQuery, PageLimit, Store, StoreError, StoredRecord};
 
 const STEPS_MAX: usize = 10_000;
 
@@ -35,7 +35,10 @@ async fn erase(store: &Arc<dyn Store>, limit: usize) -> usize {
 }
 
 async fn records(driver: &Driver) -> Vec<StoredRecord> {
-    let found = driver.store.records(driver.session(), 0, 1_000).await;
+    let found = driver
+        .store
+        .records(driver.session(), 0, PageLimit::entries(1_000))
+        .await;
     found.expect(HEALTHY)
 }
 
@@ -503,11 +506,15 @@ async fn found(store: &dyn Store, session: SessionId, payload: &[u8]) -> [usize;
     let is_it = |body: &Option<Vec<u8>>| body.as_deref() == Some(payload);
     let mut found = [0, 0];
     let query = ItemQuery {
-        limit: 1_000,
-        ..ItemQuery::default()
+        limit: PageLimit::entries(1_000),
+        task: None,
+        before: None,
     };
-    let mut items = store.items(session, query).await.expect(HEALTHY);
-    let told = store.transcript(session, None, 1_000).await.expect(HEALTHY);
+    let mut items = store.items(session, query).await.expect(HEALTHY).0;
+    let told = store
+        .transcript(session, None, PageLimit::entries(1_000))
+        .await
+        .expect(HEALTHY);
     items.extend(told.0);
     let state = store.load(session).await.expect(HEALTHY);
     for (path, memory) in &*state.expect("a session").memories {
@@ -528,7 +535,11 @@ async fn found(store: &dyn Store, session: SessionId, payload: &[u8]) -> [usize;
     for stored in items.iter().filter(|stored| is_it(&stored.body)) {
         found[usize::from(stored.placed.item.visibility == Visibility::Hidden)] += 1;
     }
-    for stored in store.records(session, 0, 1_000).await.expect(HEALTHY) {
+    for stored in store
+        .records(session, 0, PageLimit::entries(1_000))
+        .await
+        .expect(HEALTHY)
+    {
         let events = stored.record.content.events.iter();
         let hidden = events.flat_map(|event| event.erased(ErasedPayloads::Hidden));
         for (_, is_hidden) in stored

@@ -12,7 +12,7 @@ use super::driver::{Driver, block_on};
 use super::fixture::{key, owner_of};
 use super::log::require_chain;
 use super::parallel::{THREADS, at_once};
-use crate::{Commit, Committed, PendingCommit, Store, StoreError};
+use crate::{Commit, Committed, PageLimit, PendingCommit, Store, StoreError};
 
 async fn page(store: &Arc<dyn Store>, after: u64, limit: usize) -> Vec<Committed> {
     let found = store.committed(after, limit).await.expect(HEALTHY);
@@ -146,7 +146,9 @@ pub(super) async fn commits_of_a_session_may_wait_in_line(store: Arc<dyn Store>)
         assert_eq!(driver.state.revision, 1 + DEPTH);
         let loaded = store.load(driver.session()).await.expect(HEALTHY);
         assert_eq!(loaded.as_ref(), Some(&driver.state));
-        let records = store.records(driver.session(), 0, 1_000).await;
+        let records = store
+            .records(driver.session(), 0, PageLimit::entries(1_000))
+            .await;
         assert_eq!(records.expect(HEALTHY), driver.log);
         require_chain(driver).await;
     }

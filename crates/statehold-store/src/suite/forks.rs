@@ -16,7 +16,7 @@ use super::past::require_past;
 use super::picture::Picture;
 use super::state::values;
 use super::story;
-use crate::{SessionQuery, Store, StoreError};
+use crate::{PageLimit, SessionQuery, Store, StoreError};
 
 async fn told(store: Arc<dyn Store>, until: u64) -> Driver {
     let mut driver = Driver::new(store, fixture::owner(), 1);
@@ -28,7 +28,10 @@ async fn told(store: Arc<dyn Store>, until: u64) -> Driver {
 async fn require_whole(driver: &Driver) {
     let loaded = driver.store.load(driver.session()).await.expect(HEALTHY);
     assert_eq!(loaded.as_ref(), Some(&driver.state));
-    let records = driver.store.records(driver.session(), 0, 1_000).await;
+    let records = driver
+        .store
+        .records(driver.session(), 0, PageLimit::entries(1_000))
+        .await;
     assert_eq!(records.expect(HEALTHY), driver.log);
     require_chain(driver).await;
     require_past(driver).await;

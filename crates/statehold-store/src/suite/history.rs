@@ -10,7 +10,7 @@ use statehold_core::view::View;
 use super::HEALTHY;
 use super::driver::Driver;
 use super::{fixture, story};
-use crate::{ItemQuery, Store, StoredItem};
+use crate::{ItemQuery, PageLimit, Store, StoredItem};
 
 pub(super) async fn page(
     driver: &Driver,
@@ -21,10 +21,10 @@ pub(super) async fn page(
     let query = ItemQuery {
         task,
         before,
-        limit,
+        limit: PageLimit::entries(limit),
     };
     let found = driver.store.items(driver.session(), query).await;
-    found.expect(HEALTHY)
+    found.expect(HEALTHY).0
 }
 
 pub(super) async fn all(driver: &Driver, task: Option<TaskId>) -> Vec<StoredItem> {
@@ -163,7 +163,7 @@ pub(super) async fn the_transcript_is_what_clients_see_in_whole_pages(store: Arc
         loop {
             let page = driver
                 .store
-                .transcript(driver.session(), before, limit)
+                .transcript(driver.session(), before, PageLimit::entries(limit))
                 .await;
             let (items, next) = page.expect(HEALTHY);
             assert!(items.len() <= limit);
@@ -176,7 +176,7 @@ pub(super) async fn the_transcript_is_what_clients_see_in_whole_pages(store: Arc
     }
     let nobody = driver
         .store
-        .transcript(fixture::session(99), None, 10)
+        .transcript(fixture::session(99), None, PageLimit::entries(10))
         .await;
     assert_eq!(nobody.expect(HEALTHY), (Vec::new(), None));
 }

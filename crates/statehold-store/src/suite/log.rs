@@ -1,19 +1,25 @@
 //! What is committed is read back byte for byte.
 
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use statehold_core::command::{Command, StartRequest};
 use statehold_core::digest::Digest;
+use statehold_core::item::{ItemKind, NewItem, Role, Visibility};
+use statehold_core::scope::Scope;
 
 use super::HEALTHY;
 use super::driver::Driver;
 use super::fixture::{self, key};
 use super::story;
 use crate::codec::BLOB_BYTES_MIN;
-use crate::{ItemQuery, Store, StoredRecord};
+use crate::{ItemQuery, PageLimit, SharedOwner, Store, StoreError, StoredItem, StoredRecord};
 
 async fn records(driver: &Driver) -> Vec<StoredRecord> {
-    let found = driver.store.records(driver.session(), 0, 10_000).await;
+    let found = driver
+        .store
+        .records(driver.session(), 0, PageLimit::entries(10_000))
+        .await;
     found.expect(HEALTHY)
 }
 
@@ -67,7 +73,10 @@ pub(super) async fn records_come_in_pages_of_any_size(store: Arc<dyn Store>) {
         let mut found: Vec<StoredRecord> = Vec::new();
         loop {
             let after = found.last().map_or(0, |stored| stored.record.content.seq);
-            let page = store.records(session, after, limit).await.expect(HEALTHY);
+            let page = store
+                .records(session, after, PageLimit::entries(limit))
+                .await
+                .expect(HEALTHY);
             assert!(page.len() <= limit, "pages of {limit}");
             if page.is_empty() {
                 break;
@@ -77,10 +86,135 @@ pub(super) async fn records_come_in_pages_of_any_size(store: Arc<dyn Store>) {
         }
         assert_eq!(found, driver.log, "pages of {limit}");
     }
-    let none = store.records(session, 0, 0).await.expect(HEALTHY);
+    let none = store
+        .records(session, 0, PageLimit::entries(0))
+        .await
+        .expect(HEALTHY);
     assert_eq!(none, [], "no records were asked for");
-    let beyond = store.records(session, 99, 10).await.expect(HEALTHY);
+    let beyond = store
+        .records(session, 99, PageLimit::entries(10))
+        .await
+        .expect(HEALTHY);
     assert_eq!(beyond, [], "after the last record");
+}
+
+/// Reads all pages of at most so many bytes: an entry that is too long for one is asked for alone. Returns the
+/// entries of each page. `read` returns the sizes of the entries, and whether there are more.
+async fn pages(
+    bytes: u64,
+    read: impl AsyncFn(PageLimit) -> Result<(Vec<u64>, bool), StoreError>,
+) -> Vec<usize> {
+    let (mut limit, mut pages) = (bytes, Vec::new());
+    loop {
+        let entries = 1_000;
+        match read(PageLimit {
+            entries,
+            bytes: limit,
+        })
+        .await
+        {
+            Err(StoreError::PageTooSmall { bytes: needed }) => {
+                assert!(needed > limit, "it does not fit");
+                limit = needed;
+            }
+            page => {
+                let (sizes, has_more) = page.expect(HEALTHY);
+                assert!(sizes.iter().sum::<u64>() <= limit, "{sizes:?} of {limit}");
+                let is_longer = limit > bytes;
+                assert!(!is_longer || sizes.len() == 1, "a long entry comes alone");
+                pages.push(sizes.len());
+                assert!(pages.len() < 1_000, "pages of {bytes} bytes never end");
+                limit = bytes;
+                if !has_more {
+                    return pages;
+                }
+            }
+        }
+    }
+}
+
+pub(super) async fn every_page_is_bounded_in_bytes(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    let long = serde_json::json!("long ".repeat(20_000)).to_string();
+    driver.run("planner", 600_000).await;
+    for number in 0..12 {
+        let text = if number % 4 == 0 { &long } else { "\"short\"" };
+        let item = NewItem {
+            kind: ItemKind::Message,
+            visibility: Visibility::Visible,
+            role: Some(Role::Assistant),
+            ..driver.note(text)
+        };
+        let append = driver.append(1, vec![item]);
+        driver.by_worker(append).await;
+        let (own, user) = (format!("k{number}"), format!("user:k{number}"));
+        let value = if number % 4 == 1 { &long } else { "1" };
+        driver.put(&[(&own, value), (&user, value)]).await;
+    }
+    let (store, session) = (&driver.store, driver.session());
+    let owner = SharedOwner::of(&fixture::owner(), Scope::User);
+    for bytes in [600, 10_000, 150_000, u64::MAX] {
+        let at = Cell::new(0);
+        let read = async |limit: PageLimit| {
+            let page = store.records(session, at.get(), limit).await?;
+            at.set(at.get() + page.len() as u64);
+            let sizes = page.iter().map(StoredRecord::bytes).collect();
+            Ok((sizes, at.get() < driver.state.revision))
+        };
+        let records: usize = pages(bytes, read).await.iter().sum();
+        assert_eq!(records, driver.log.len(), "records in pages of {bytes}");
+
+        for is_transcript in [false, true] {
+            let before = Cell::new(None);
+            let read = async |limit: PageLimit| {
+                let (task, start) = (None, before.get());
+                let query = ItemQuery {
+                    task,
+                    before: start,
+                    limit,
+                };
+                let (page, next) = if is_transcript {
+                    store.transcript(session, start, limit).await?
+                } else {
+                    store.items(session, query).await?
+                };
+                before.set(next);
+                let sizes = page.iter().map(StoredItem::payload_bytes).collect();
+                Ok((sizes, next.is_some()))
+            };
+            let items: usize = pages(bytes, read).await.iter().sum();
+            assert_eq!(
+                items as u64, driver.state.items_appended,
+                "pages of {bytes}"
+            );
+        }
+
+        let after = RefCell::new(None);
+        let read = async |limit: PageLimit| {
+            let start = after.borrow().clone();
+            let page = store.state(session, start, limit).await?;
+            let last = page.values.last_key_value().map(|(key, _)| key.clone());
+            *after.borrow_mut() = last;
+            let sizes = page.values.iter();
+            let sizes = sizes.map(|(key, value)| (key.as_str().len() + value.value.len()) as u64);
+            Ok((sizes.collect(), page.has_more))
+        };
+        let keys: usize = pages(bytes, read).await.iter().sum();
+        assert_eq!(keys, 12, "keys in pages of {bytes}");
+
+        after.replace(None);
+        let read = async |limit: PageLimit| {
+            let start = after.borrow().clone();
+            let page = store.shared(owner.clone(), start, limit).await?;
+            let last = page.values.last_key_value().map(|(key, _)| key.clone());
+            *after.borrow_mut() = last;
+            let sizes = page.values.iter();
+            let sizes = sizes.map(|(key, value)| (key.as_str().len() + value.value.len()) as u64);
+            Ok((sizes.collect(), page.has_more))
+        };
+        let keys: usize = pages(bytes, read).await.iter().sum();
+        assert_eq!(keys, 12, "shared keys in pages of {bytes}");
+    }
 }
 
 /// Bytes that do not compress.
@@ -118,9 +252,9 @@ pub(super) async fn payloads_of_every_kind_and_length_come_back(store: Arc<dyn S
         let query = ItemQuery {
             task: None,
             before: None,
-            limit: 1,
+            limit: PageLimit::entries(1),
         };
-        let found = store.items(driver.session(), query).await.expect(HEALTHY);
+        let found = store.items(driver.session(), query).await.expect(HEALTHY).0;
         let what = format!("a payload of {} bytes", payload.len());
         assert!(found[0].body.as_ref() == Some(payload), "{what} in an item");
         assert!(
@@ -138,7 +272,11 @@ pub(super) async fn payloads_of_every_kind_and_length_come_back(store: Arc<dyn S
     driver
         .put(&[("long", long), ("user:long", long), ("app:long", long)])
         .await;
-    let value = store.state(driver.session()).await.expect(HEALTHY);
+    let value = store
+        .state(driver.session(), None, PageLimit::entries(usize::MAX))
+        .await
+        .expect(HEALTHY)
+        .values;
     assert!(value[&key("long")].value == long.as_bytes(), "a long value");
     let at = driver.state.revision;
     let value = store

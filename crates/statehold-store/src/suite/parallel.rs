@@ -14,7 +14,7 @@ use super::fixture::{self, owner, owner_of, seconds, session};
 use super::log::require_chain;
 use super::shared::value;
 use super::{HEALTHY, history};
-use crate::{ItemQuery, Store, StoreError};
+use crate::{ItemQuery, PageLimit, Store, StoreError};
 
 pub(super) const THREADS: u64 = 8;
 
@@ -74,7 +74,7 @@ pub(super) async fn many_sessions_stay_dense_under_interleaved_commits(store: Ar
         assert_eq!(driver.state.revision, 1 + 2 * ROUNDS);
         require_chain(driver).await;
         let records = store
-            .records(driver.session(), 0, 1_000)
+            .records(driver.session(), 0, PageLimit::entries(1_000))
             .await
             .expect(HEALTHY);
         assert_eq!(
@@ -184,12 +184,15 @@ pub(super) async fn readers_see_whole_commits_only(store: Arc<dyn Store>) {
                         let query = ItemQuery {
                             task: None,
                             before: None,
-                            limit: 1_000,
+                            limit: PageLimit::entries(1_000),
                         };
-                        let items = store.items(id, query).await.expect(HEALTHY);
+                        let items = store.items(id, query).await.expect(HEALTHY).0;
                         assert_eq!(items.len() % 2, 0, "half of a turn is there");
                         assert!(items.len() as u64 >= state.items_appended, "a turn is gone");
-                        let records = store.records(id, 0, 1_000).await.expect(HEALTHY);
+                        let records = store
+                            .records(id, 0, PageLimit::entries(1_000))
+                            .await
+                            .expect(HEALTHY);
                         assert!(
                             records.len() * 2 >= items.len(),
                             "an item without its record"

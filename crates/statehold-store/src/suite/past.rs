@@ -8,7 +8,7 @@ use super::HEALTHY;
 use super::driver::Driver;
 use super::log::require_chain;
 use super::{fixture, history, story};
-use crate::Store;
+use crate::{PageLimit, Store};
 
 /// Every revision of a session loads as the fold up to there.
 pub(super) async fn require_past(driver: &Driver) {
@@ -46,7 +46,7 @@ pub(super) async fn a_rewind_is_one_more_record(store: Arc<dyn Store>) {
     driver.ok(&driver.client(), Command::Rewind { to: 5 }).await;
     let found = driver
         .store
-        .records(driver.session(), 0, 1_000)
+        .records(driver.session(), 0, PageLimit::entries(1_000))
         .await
         .expect(HEALTHY);
     assert_eq!(found[..25], before, "nothing is taken away");
@@ -69,7 +69,7 @@ pub(super) async fn a_long_session_is_read_at_every_place(store: Arc<dyn Store>)
     require_chain(&driver).await;
     for after in 0..=driver.state.revision {
         let found = store
-            .records(driver.session(), after, 2)
+            .records(driver.session(), after, PageLimit::entries(2))
             .await
             .expect(HEALTHY);
         let from = usize::try_from(after).expect("a small number");

@@ -11,7 +11,7 @@ use statehold_core::session::SessionState;
 use super::driver::Driver;
 use super::fixture::{name, the_end};
 use crate::{
-    Answer, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, MemoryPage, MemoryQuery,
+    Answer, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, MemoryPage, MemoryQuery, PageLimit,
     SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoredItem,
     StoredRecord,
 };
@@ -91,9 +91,13 @@ impl Picture {
             picture.add_things(store, driver).await;
             for scope in [Scope::App, Scope::User] {
                 let owner = SharedOwner::of(&driver.owner, scope);
-                picture
-                    .shared
-                    .push(store.shared(owner).await.expect(HEALTHY));
+                picture.shared.push(
+                    store
+                        .shared(owner, None, PageLimit::entries(usize::MAX))
+                        .await
+                        .expect(HEALTHY)
+                        .values,
+                );
             }
             picture.lists.push(picture_lists(store, driver).await);
         }
@@ -168,13 +172,13 @@ impl Picture {
             let query = ItemQuery {
                 task: Some(id),
                 before: None,
-                limit: 1_000,
+                limit: PageLimit::entries(1_000),
             };
             let task = TaskPicture {
                 session: store.session_of_task(id).await.expect(HEALTHY),
                 closed: store.closed_task(id).await.expect(HEALTHY),
                 state: store.task_state(id).await.expect(HEALTHY),
-                items: store.items(driver.session(), query).await.expect(HEALTHY),
+                items: store.items(driver.session(), query).await.expect(HEALTHY).0,
             };
             self.tasks.insert(id, task);
         }
@@ -208,7 +212,7 @@ async fn picture_session(store: &dyn Store, driver: &Driver, since: u64) -> Sess
     let query = ItemQuery {
         task: None,
         before: None,
-        limit: 1_000,
+        limit: PageLimit::entries(1_000),
     };
     let mut summary = store.session(session).await.expect(HEALTHY);
     if let Some(summary) = &mut summary {
@@ -218,9 +222,16 @@ async fn picture_session(store: &dyn Store, driver: &Driver, since: u64) -> Sess
         summary,
         state: store.load(session).await.expect(HEALTHY),
         past,
-        records: store.records(session, 0, 1_000).await.expect(HEALTHY),
-        items: store.items(session, query).await.expect(HEALTHY),
-        values: store.state(session).await.expect(HEALTHY),
+        records: store
+            .records(session, 0, PageLimit::entries(1_000))
+            .await
+            .expect(HEALTHY),
+        items: store.items(session, query).await.expect(HEALTHY).0,
+        values: store
+            .state(session, None, PageLimit::entries(usize::MAX))
+            .await
+            .expect(HEALTHY)
+            .values,
         earlier_values,
         memories,
     }

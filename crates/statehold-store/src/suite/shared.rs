@@ -12,7 +12,7 @@ use super::HEALTHY;
 use super::driver::Driver;
 use super::fixture::{key, owner, owner_of};
 use super::picture::Picture;
-use crate::{SharedOwner, SharedValue, Store, StoreError};
+use crate::{PageLimit, SharedOwner, SharedValue, Store, StoreError};
 
 async fn all(
     store: &Arc<dyn Store>,
@@ -20,7 +20,11 @@ async fn all(
     scope: Scope,
 ) -> BTreeMap<StateKey, SharedValue> {
     let owner = SharedOwner::of(owner, scope);
-    store.shared(owner).await.expect(HEALTHY)
+    store
+        .shared(owner, None, PageLimit::entries(usize::MAX))
+        .await
+        .expect(HEALTHY)
+        .values
 }
 
 /// The JSON and the version of one key, as a session of `owner` sees it.
@@ -237,7 +241,11 @@ pub(super) async fn one_key_is_read_as_it_is_among_all(store: Arc<dyn Store>) {
     driver.put(&[("topic", "4"), ("other", "5")]).await;
     driver.delete(&["other"]).await;
     let session = driver.session();
-    let of_session = store.state(session).await.expect(HEALTHY);
+    let of_session = store
+        .state(session, None, PageLimit::entries(usize::MAX))
+        .await
+        .expect(HEALTHY)
+        .values;
     for name in ["topic", "other", "never"] {
         let found = store.state_value(session, key(name)).await.expect(HEALTHY);
         assert_eq!(found.as_ref(), of_session.get(&key(name)), "{name}");

@@ -8,11 +8,16 @@ use statehold_core::command::Command;
 use super::HEALTHY;
 use super::driver::Driver;
 use super::fixture::key;
-use crate::Store;
+use crate::{PageLimit, Store};
 
 /// The session's values and versions, as text.
 pub(super) async fn values(driver: &Driver) -> Vec<(String, String, u64)> {
-    let found = driver.store.state(driver.session()).await.expect(HEALTHY);
+    let found = driver
+        .store
+        .state(driver.session(), None, PageLimit::entries(usize::MAX))
+        .await
+        .expect(HEALTHY)
+        .values;
     let text = |value: Vec<u8>| String::from_utf8(value).expect("JSON is UTF-8");
     let all = found.into_iter();
     all.map(|(key, found)| (key.to_string(), text(found.value), found.version))

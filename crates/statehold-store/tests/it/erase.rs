@@ -8,7 +8,7 @@ use statehold_core::session::TtlMode;
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::suite::fixture;
-use statehold_store::{Store, StoreError};
+use statehold_store::{PageLimit, Store, StoreError};
 
 const TURNS: usize = 30;
 
@@ -153,7 +153,9 @@ fn remove_shared(bytes: u32) {
                 driver.expire().await;
             }
         }
-        let before = store.records(fixture::session(2), 0, 100).await;
+        let before = store
+            .records(fixture::session(2), 0, PageLimit::entries(100))
+            .await;
         let before = before.expect("the store answers");
         let has = |body: &&Option<Vec<u8>>| body.as_deref() == Some(&*shared("zephyr"));
         let read = before.iter().flat_map(|stored| &stored.bodies);

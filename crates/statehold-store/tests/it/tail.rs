@@ -11,7 +11,9 @@ use statehold_core::item::Visibility;
 use statehold_core::session::TtlMode;
 use statehold_store::sqlite::{Meter, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, Refusal, block_on};
-use statehold_store::{ItemQuery, MemoryQuery, SessionQuery, Store, StoreError, StoredItem};
+use statehold_store::{
+    ItemQuery, MemoryQuery, PageLimit, SessionQuery, Store, StoreError, StoredItem,
+};
 
 const LIMIT: usize = 50;
 
@@ -35,25 +37,28 @@ fn shared(store: &Arc<SqliteStore>) -> Arc<dyn Store> {
 /// The newest items, as the trace shows them.
 async fn newest(store: &dyn Store, session: SessionId) -> Vec<StoredItem> {
     let query = ItemQuery {
-        limit: LIMIT,
-        ..ItemQuery::default()
+        limit: PageLimit::entries(LIMIT),
+        task: None,
+        before: None,
     };
     let found = store.items(session, query).await;
-    found.expect("the store answers")
+    found.expect("the store answers").0
 }
 
 /// Every read of the end of a session: the transcript, all items, and those of a task.
 async fn reads(store: &dyn Store, session: SessionId, task: TaskId) -> [Vec<StoredItem>; 3] {
-    let told = store.transcript(session, None, LIMIT).await;
+    let told = store
+        .transcript(session, None, PageLimit::entries(LIMIT))
+        .await;
     let (told, next) = told.expect("the store answers");
     assert!(next.is_some(), "there is more");
     let query = ItemQuery {
         task: Some(task),
-        limit: LIMIT,
-        ..ItemQuery::default()
+        limit: PageLimit::entries(LIMIT),
+        before: None,
     };
     let of_task = store.items(session, query).await;
-    let of_task = of_task.expect("the store answers");
+    let (of_task, _) = of_task.expect("the store answers");
     [told, newest(store, session).await, of_task]
 }
 
@@ -104,7 +109,9 @@ fn the_end_of_a_hot_session_is_read_without_one_instruction() {
     assert!(steps() > before, "from the file");
     let before = steps();
     block_on(async {
-        let told = store.transcript(session, None, LIMIT).await;
+        let told = store
+            .transcript(session, None, PageLimit::entries(LIMIT))
+            .await;
         assert_eq!(told.expect("the store answers").0, hot[0]);
         assert_eq!(newest(&*store, session).await, hot[1]);
     });
@@ -145,8 +152,12 @@ fn a_turn_in_a_hot_session_reads_without_one_instruction() {
         };
         block_on(async move {
             let page = store.memory(session, query).await;
-            let records = store.records(session, revision - 8, 200).await;
-            let few = store.records(session, revision - 8, 2).await;
+            let records = store
+                .records(session, revision - 8, PageLimit::entries(200))
+                .await;
+            let few = store
+                .records(session, revision - 8, PageLimit::entries(2))
+                .await;
             let ended = store.ended_request(ended).await;
             let all = (page, records, few, ended);
             (
@@ -206,7 +217,8 @@ fn answers_that_a_router_passed_on_are_hot_too() {
         driver.session()
     });
     let before = meter.read_steps.load(Ordering::Relaxed);
-    let (told, _) = block_on(store.transcript(session, None, LIMIT)).expect("the store answers");
+    let (told, _) = block_on(store.transcript(session, None, PageLimit::entries(LIMIT)))
+        .expect("the store answers");
     assert_eq!(told.len(), 8, "four questions and four answers");
     assert!(told.iter().all(|stored| stored.body.is_some()));
     assert_eq!(meter.read_steps.load(Ordering::Relaxed), before);
@@ -235,7 +247,8 @@ fn a_read_shows_the_newest_commit_while_readers_fill_a_tail_that_is_too_small() 
                 while !is_over.load(Ordering::Relaxed) {
                     at += 1;
                     let session = sessions[at % sessions.len()];
-                    block_on(store.transcript(session, None, 10)).expect("the store answers");
+                    block_on(store.transcript(session, None, PageLimit::entries(10)))
+                        .expect("the store answers");
                 }
             });
         }
@@ -268,13 +281,13 @@ fn the_tail_shows_nothing_that_is_not_in_the_file() {
         for _ in 0..3 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    let told = block_on(store.transcript(session, None, 1));
+                    let told = block_on(store.transcript(session, None, PageLimit::entries(1)));
                     let Some(hot) = told.expect("the store answers").0.pop() else {
                         continue;
                     };
                     // A page that begins before an item is always read from the file.
                     let before = Some(hot.placed.item.seq + 1);
-                    let told = block_on(store.transcript(session, before, 1));
+                    let told = block_on(store.transcript(session, before, PageLimit::entries(1)));
                     assert_eq!(told.expect("the store answers").0, [hot]);
                 }
             });
@@ -302,7 +315,7 @@ fn a_reader_who_saw_a_commit_in_the_file_sees_it_in_the_tail() {
                     // The state is always read from the file.
                     let state = block_on(store.load(session)).expect("the store answers");
                     let appended = state.expect("it is there").items_appended;
-                    let told = block_on(store.transcript(session, None, 1));
+                    let told = block_on(store.transcript(session, None, PageLimit::entries(1)));
                     let told = told.expect("the store answers").0.pop();
                     let newest = told.map_or(0, |stored| stored.placed.item.seq);
                     assert!(newest >= appended, "{newest} after {appended}");
@@ -435,7 +448,7 @@ fn race(
                     let found = if number % 2 == 0 {
                         block_on(newest(&**store, *session))
                     } else {
-                        let told = store.transcript(*session, None, LIMIT);
+                        let told = store.transcript(*session, None, PageLimit::entries(LIMIT));
                         block_on(told).expect("the store answers").0
                     };
                     if was_changed {

@@ -12,7 +12,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{LOCK_NAME, Problem, ProblemKind, SqliteStore};
-use statehold_store::{ItemQuery, Store, StoreError, codec};
+use statehold_store::{ItemQuery, PageLimit, Store, StoreError, codec};
 use statehold_testkit::workload::{Random, session_id};
 use tempfile::TempDir;
 
@@ -106,7 +106,7 @@ impl Whole {
     /// The one record, as the store reads it.
     fn read(&self, session: SessionId, seq: u64) -> Result<Digest, StoreError> {
         let store = SqliteStore::open(self.path(), options())?;
-        let records = wait(store.records(session, seq - 1, 1))?;
+        let records = wait(store.records(session, seq - 1, PageLimit::entries(1)))?;
         Ok(records.first().expect("the record is there").record.hash)
     }
 }
@@ -266,12 +266,13 @@ fn a_row_that_follows_itself_or_a_stranger_ends_every_walk() {
         let store = open(whole.path());
         let key = || "absent".parse().expect("a key");
         let every = ItemQuery {
-            limit: 1_000,
-            ..ItemQuery::default()
+            limit: PageLimit::entries(1_000),
+            task: None,
+            before: None,
         };
         let reads = [
-            wait(store.records(session, 0, 4)).map(drop),
-            wait(store.records(session, 0, 1_000)).map(drop),
+            wait(store.records(session, 0, PageLimit::entries(4))).map(drop),
+            wait(store.records(session, 0, PageLimit::entries(1_000))).map(drop),
             wait(store.load_at(session, 3)).map(drop),
             wait(store.state_at(session, key(), 4)).map(drop),
         ];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use statehold_core::command::Command;
 use statehold_model::fixtures;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
-use statehold_store::{Store, StoreError};
+use statehold_store::{PageLimit, Store, StoreError};
 use statehold_testkit::workload::{Client, ClientError};
 
 use crate::scene::{
@@ -147,7 +147,8 @@ fn of_many_writers_each_is_told_the_truth_when_the_disk_fills() {
     let mut all = 0;
     for writer in writers {
         let (mut author, taken) = runtime.block_on(writer).expect("no panic");
-        let records = wait(store.records(author.session(), 1, 1_000)).expect("reads go on");
+        let records = wait(store.records(author.session(), 1, PageLimit::entries(1_000)))
+            .expect("reads go on");
         let found: Vec<_> = records
             .iter()
             .map(|stored| (stored.record.content.seq, stored.record.hash))

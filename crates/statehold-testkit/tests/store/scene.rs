@@ -27,8 +27,9 @@ use statehold_model::fixtures;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::sqlite::{CheckReport, FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::{
-    Commit, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, SessionQuery, SessionSummary,
-    SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem, StoredRecord,
+    Commit, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, PageLimit, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
+    StoredRecord,
 };
 use statehold_testkit::workload::{Client, ClientKeys, session_id};
 use uuid::Uuid;
@@ -512,7 +513,16 @@ impl Picture {
         }
         let mut shared = Vec::new();
         for scope in [Scope::App, Scope::User] {
-            shared.push(store.shared(SharedOwner::of(&owner, scope)).await?);
+            shared.push(
+                store
+                    .shared(
+                        SharedOwner::of(&owner, scope),
+                        None,
+                        PageLimit::entries(usize::MAX),
+                    )
+                    .await?
+                    .values,
+            );
         }
         let mut claimable = Vec::new();
         for agent in ["coordinator", "leaf", "other"] {
@@ -554,10 +564,10 @@ impl TaskPicture {
         let query = ItemQuery {
             task: Some(task),
             before: None,
-            limit: 1_000,
+            limit: PageLimit::entries(1_000),
         };
         let items = match session {
-            Some(session) => store.items(session, query).await?,
+            Some(session) => store.items(session, query).await?.0,
             None => Vec::new(),
         };
         Ok(Self {
@@ -574,13 +584,16 @@ impl SessionPicture {
         let query = ItemQuery {
             task: None,
             before: None,
-            limit: 1_000,
+            limit: PageLimit::entries(1_000),
         };
         let paged = ItemQuery {
             before: Some(5),
             ..query
         };
-        let values = store.state(session).await?;
+        let values = store
+            .state(session, None, PageLimit::entries(usize::MAX))
+            .await?
+            .values;
         let mut earlier_values = Vec::new();
         for key in values.keys() {
             earlier_values.push(store.state_at(session, key.clone(), 5).await?);
@@ -588,10 +601,10 @@ impl SessionPicture {
         Ok(Self {
             state: store.load(session).await?,
             halfway: store.load_at(session, 2).await?,
-            records: store.records(session, 0, 1_000).await?,
-            page: store.records(session, 2, 2).await?,
-            items: store.items(session, query).await?,
-            items_page: store.items(session, paged).await?,
+            records: store.records(session, 0, PageLimit::entries(1_000)).await?,
+            page: store.records(session, 2, PageLimit::entries(2)).await?,
+            items: store.items(session, query).await?.0,
+            items_page: store.items(session, paged).await?.0,
             values,
             earlier_values,
         })

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use statehold_core::ids::SessionId;
+use statehold_store::PageLimit;
 use statehold_store::Store;
 use statehold_store::sqlite::{CheckReport, FILE_NAME, SqliteOptions, SqliteStore};
 
@@ -107,11 +108,11 @@ fn print_chain(data: &Path, session: SessionId) -> anyhow::Result<Exit> {
     let mut out = std::io::stdout().lock();
     let mut after = 0;
     loop {
-        let page = block_on(store.records(session, after, PAGE))??;
-        for stored in &page {
-            out.write_all(stored.record.as_bytes())?;
+        let page = block_on(store.chain(session, after, PageLimit::entries(PAGE)))??;
+        for record in &page {
+            out.write_all(record.as_bytes())?;
             out.write_all(b"\n")?;
-            after = stored.record.content.seq;
+            after = record.content.seq;
         }
         if page.len() < PAGE {
             break;

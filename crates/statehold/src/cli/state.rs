@@ -8,7 +8,7 @@ use super::globals::GlobalArgs;
 use super::output::{CliOutput, TableCell, TextTable};
 use super::printable::cell;
 use super::{block_on, resolve};
-use crate::client::{Client, encode};
+use crate::client::{Client, encode, with_query};
 use crate::exit::{Exit, Failure};
 
 /// The app if the user names none, as in the chat API.
@@ -100,7 +100,7 @@ impl StateCommand {
 impl StateGetArgs {
     async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let path = self.owner.path(client, Some(&self.key)).await?;
-        let answer = client.get(&path).await?.body;
+        let answer = all_values(client, &path).await?;
         let Some(value) = answer["state"].get(&self.key) else {
             let message = format!("there is no {:?} here", self.key);
             let hint = "see what there is with: statehold state list";
@@ -119,7 +119,7 @@ impl StateGetArgs {
 impl StateListArgs {
     async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let path = self.owner.path(client, None).await?;
-        let answer = client.get(&path).await?.body;
+        let answer = all_values(client, &path).await?;
         if output.json {
             output.json(&answer)?;
             return Ok(Exit::Done);
@@ -135,6 +135,31 @@ impl StateListArgs {
         output.table(&table)?;
         Ok(Exit::Done)
     }
+}
+
+/// All values of an owner, which come in pages if they are long.
+async fn all_values(client: &Client, path: &str) -> Result<Value, Failure> {
+    let mut all = client.get(path).await?.body;
+    while let Some(Value::String(cursor)) = member(&mut all, "next_cursor") {
+        let next = with_query(path, &[("cursor", Some(cursor))]);
+        let mut page = client.get(&next).await?.body;
+        for field in ["state", "versions"] {
+            if let (Some(found), Some(Value::Object(more))) =
+                (all[field].as_object_mut(), member(&mut page, field))
+            {
+                found.extend(more);
+            }
+        }
+        if let Some(cursor) = member(&mut page, "next_cursor") {
+            all["next_cursor"] = cursor;
+        }
+    }
+    Ok(all)
+}
+
+/// Takes a member out of an object.
+fn member(object: &mut Value, name: &str) -> Option<Value> {
+    object.as_object_mut()?.shift_remove(name)
 }
 
 async fn patch(

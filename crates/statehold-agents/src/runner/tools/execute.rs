@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use statehold_core::ids::HoldId;
 use statehold_core::record::Event;
+use statehold_engine::PageLimit;
 use statehold_engine::bodies::Raw;
 
 use super::{PendingCall, Toolbox, is_chosen_tool};
@@ -21,7 +22,7 @@ use crate::turn::TurnError;
 /// Delay before the first retry of a tool that did not answer. Doubles with each retry.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Page size for reading records.
-const RECORDS_PER_PAGE: usize = 200;
+const RECORDS_PER_PAGE: PageLimit = PageLimit::entries(200);
 
 /// A call that may be executed.
 pub(super) struct ReleasedCall {
@@ -222,7 +223,7 @@ impl AgentRun {
         loop {
             let page = self
                 .engine
-                .feed(
+                .chain(
                     &self.generation.caller,
                     ours.session,
                     after,
@@ -233,9 +234,8 @@ impl AgentRun {
                 // The approval was decided under the lease of this run.
                 return Ok(false);
             };
-            after = last.stored.record.content.seq;
-            let records = page.iter().map(|entry| &entry.stored.record.content);
-            for event in records.flat_map(|content| &content.events) {
+            after = last.content.seq;
+            for event in page.iter().flat_map(|record| &record.content.events) {
                 match event {
                     Event::HoldDecided {
                         hold, to_worker, ..

@@ -7,6 +7,7 @@ use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{
     Attachment, AttachmentSource, CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility,
 };
+use statehold_store::StoredItem;
 
 use super::{ItemInput, MessageInput};
 use crate::api::json::{Raw, to_body};
@@ -252,20 +253,21 @@ pub(crate) async fn call_targets(
     request: RequestId,
     items: &[ItemInput],
 ) -> Result<Vec<Option<CallTarget>>, EngineError> {
+    let is_call = |stored: &StoredItem| {
+        stored.placed.item.kind == ItemKind::ToolCall && stored.placed.request == request
+    };
     let mut written = Vec::new();
     if names_recorded_calls(items) {
         let (engine, session) = (write.engine, write.session);
         let state = engine.durable_state(session).await?;
         let live = state.requests.get(&request).ok_or(EngineError::NotFound)?;
         written = engine
-            .recent_items(session, live.task, CALLS_READ_MAX)
+            .recent_items(session, live.task, CALLS_READ_MAX, is_call)
             .await?;
     }
     targets(items, |name| {
         let call = written.iter().find(|stored| {
-            let is_call =
-                stored.placed.item.kind == ItemKind::ToolCall && stored.placed.request == request;
-            let body = stored.body.as_deref().filter(|_| is_call);
+            let body = stored.body.as_deref();
             let body = body.and_then(|body| serde_json::from_slice::<ItemBody>(body).ok());
             body.and_then(|body| body.call_id).as_deref() == Some(name)
         });

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::scope::StateKey;
+use statehold_store::{StatePage, StateValue};
 use utoipa::ToSchema;
 
 use crate::api::json::{Raw, raw_bytes};
@@ -19,23 +20,28 @@ pub struct StateView {
     #[schema(value_type = BTreeMap<StateKey, u64>)]
     pub versions: BTreeMap<String, u64>,
     pub revision: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 impl StateView {
-    pub(crate) fn of(
-        values: impl Iterator<Item = (StateKey, Vec<u8>, u64)>,
-        revision: u64,
-    ) -> Self {
+    /// A page of state, and the key after which the next page begins.
+    pub(crate) fn of(page: StatePage<StateValue>, revision: u64) -> (Self, Option<StateKey>) {
+        // Keys of the session come last, whatever the order of their letters.
+        let keys = page.values.keys().max_by_key(|key| (key.scope(), *key));
+        let next = keys.filter(|_| page.has_more).cloned();
         let (mut state, mut versions) = (BTreeMap::new(), BTreeMap::new());
-        for (key, value, version) in values {
-            state.insert(key.to_string(), raw_bytes(&value));
-            versions.insert(key.to_string(), version);
+        for (key, found) in page.values {
+            state.insert(key.to_string(), raw_bytes(&found.value));
+            versions.insert(key.to_string(), found.version);
         }
-        Self {
+        let view = Self {
             state,
             versions,
             revision,
-        }
+            next_cursor: None,
+        };
+        (view, next)
     }
 }
 

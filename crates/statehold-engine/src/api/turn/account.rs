@@ -79,8 +79,9 @@ impl TurnHandle {
             if after >= last || read >= RECORDS_MAX {
                 break;
             }
-            let store = &engine.inner().store;
-            next_page = store.records(self.session, after, RECORDS_PAGE).await?;
+            next_page = engine
+                .records_after(self.session, after, RECORDS_PAGE)
+                .await?;
             page = &next_page;
         }
         Ok(ledger.account)

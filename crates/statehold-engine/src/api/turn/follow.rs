@@ -20,7 +20,7 @@ use crate::read::StoredRequest;
 
 /// How many holds of a paused turn are shown.
 const HOLDS_MAX: usize = 100;
-/// How many records of a turn are read at a time.
+/// How many records of a turn are read at a time, at most.
 pub(super) const RECORDS_PAGE: usize = 200;
 
 /// A turn as it was read at one revision.
@@ -105,8 +105,7 @@ impl TurnHandle {
         let state = engine.readable(&self.reader, session).await?;
         let request = engine.find_request(&state, self.request).await?;
         let before = request.started_by().saturating_sub(1);
-        let store = &engine.inner().store;
-        let records = store.records(session, before, RECORDS_PAGE).await?;
+        let records = engine.records_after(session, before, RECORDS_PAGE).await?;
         let started = records.first().map(|stored| &stored.record.content);
         let started = started.filter(|content| content.seq == request.started_by());
         let started_at = started.ok_or(EngineError::NotFound)?.at;

@@ -28,7 +28,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::Act;
 use crate::holds::{HoldDetail, HoldFilter};
-use crate::read::RequestDetail;
+use crate::read::{RequestDetail, own_page};
 
 /// How many requests with the message of a client are compared.
 const CANDIDATES_MAX: usize = 32;
@@ -40,8 +40,10 @@ const LOOKED_UP_MAX: usize = 8;
 /// How many exchanges are compared, and how many messages of a session are read for it.
 const EXCHANGES_MAX: usize = 64;
 const MESSAGES_MAX: usize = 1_024;
-/// How many bytes of messages of a session are read before the comparison ends with those.
+/// How many bytes of messages of a session are read before the comparison ends with those, and of all sessions
+/// of a call before it begins a new one.
 const BYTES_MAX: usize = 8 * 1024 * 1024;
+const CALL_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// How many messages of a session are read at a time.
 const PAGE: usize = 64;
 /// How many messages of a session are read to see whether it has one turn only.
@@ -177,15 +179,15 @@ impl Recall<'_> {
         if !earlier.iter().any(|message| message.is_users) {
             return self.find_first(repeated).await;
         }
-        let (mut compared, mut head, mut past) = (0, None, None);
+        let (mut compared, mut bytes, mut head, mut past) = (0, 0, None, None);
         let users = (0..earlier.len()).rev().filter(|at| earlier[*at].is_users);
         for at in users.take(LOOKED_UP_MAX) {
             for (session, request) in self.requests_with(&earlier[at]).await? {
                 compared += 1;
-                if compared > CANDIDATES_MAX {
+                if compared > CANDIDATES_MAX || bytes >= CALL_BYTES_MAX {
                     break;
                 }
-                let Some(fit) = self.fit(session, request, at).await? else {
+                let Some(fit) = self.fit(session, request, at, &mut bytes).await? else {
                     continue;
                 };
                 match fit {
@@ -222,7 +224,9 @@ impl Recall<'_> {
                 Err(EngineError::NotFound) => continue,
                 detail => detail?,
             };
-            let said = engine.transcript(&reader, session, None, FIRST_TURN_MAX);
+            let said = own_page(FIRST_TURN_MAX, |page| {
+                engine.transcript(&reader, session, None, page)
+            });
             let said = turns_of(&said.await?.items).0;
             let is_only = detail.request.number() == 1 && said.len() == 1;
             if !is_only {
@@ -244,12 +248,14 @@ impl Recall<'_> {
         Ok(RecalledSession::New)
     }
 
-    /// How the conversation fits a session in which the message `at` began a request.
+    /// How the conversation fits a session in which the message `at` began a request. Adds the bytes of the
+    /// messages it reads to `bytes`.
     async fn fit(
         &self,
         session: SessionId,
         request: RequestId,
         at: usize,
+        bytes: &mut usize,
     ) -> Result<Option<Fit>, EngineError> {
         let may_start = self.engine.authorise(self.caller, session, &Act::Start);
         match may_start.await {
@@ -262,7 +268,7 @@ impl Recall<'_> {
         let earlier = &self.conversation.earlier;
         let older = earlier[..at].iter().filter(|message| message.is_users);
         let mut told = ToldSession::new(self, session);
-        told.read(request, older.count().min(EXCHANGES_MAX)).await?;
+        *bytes += told.read(request, older.count().min(EXCHANGES_MAX)).await?;
         let Some(turn) = told.turns.iter().position(|turn| turn.request == request) else {
             return Ok(None);
         };
@@ -359,12 +365,15 @@ impl<'a> ToldSession<'a> {
         }
     }
 
-    /// Reads the turns from the newest back to some turns before a request.
-    async fn read(&mut self, request: RequestId, before: usize) -> Result<(), EngineError> {
+    /// Reads the turns from the newest back to some turns before a request, and returns the bytes of their
+    /// messages.
+    async fn read(&mut self, request: RequestId, before: usize) -> Result<usize, EngineError> {
         let engine = self.recall.engine;
         let (mut items, mut next, mut bytes) = (Vec::new(), None, 0);
         loop {
-            let page = engine.transcript(&self.reader, self.session, next, PAGE);
+            let page = own_page(PAGE, |page| {
+                engine.transcript(&self.reader, self.session, next, page)
+            });
             let page = page.await?;
             let bodies = page.items.iter().filter_map(|item| item.body.as_ref());
             bytes += bodies.map(Vec::len).sum::<usize>();
@@ -380,7 +389,7 @@ impl<'a> ToldSession<'a> {
             let has_enough = found.is_some_and(|found| found > before);
             let is_enough = items.len() >= MESSAGES_MAX || bytes >= BYTES_MAX;
             if self.is_whole || has_enough || is_enough {
-                return Ok(());
+                return Ok(bytes);
             }
         }
     }

@@ -25,7 +25,7 @@ use crate::commit::idempotency::{IdempotencyKey, KEPT_MS};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, HoldFilter};
-use crate::read::RequestDetail;
+use crate::read::{RequestDetail, own_page};
 
 /// How many decided holds of a session are read.
 const DECIDED_MAX: usize = 20;
@@ -427,22 +427,33 @@ impl<'a> TurnSearch<'a> {
     /// The newest turns of the agent, oldest first, if they started before this process and none since.
     async fn turns_before_start(&self) -> Result<Vec<RequestId>, EngineError> {
         let (engine, session) = (self.engine, self.input.session);
-        let page = engine.transcript(&self.reader, session, None, MESSAGES_MAX);
         let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
-        for item in page.await?.items {
-            let request = item.placed.request;
-            if !seen.insert(request) {
-                continue;
+        let (mut before, mut left) = (None, MESSAGES_MAX);
+        'pages: while left > 0 {
+            let page = own_page(left, |page| {
+                engine.transcript(&self.reader, session, before, page)
+            })
+            .await?;
+            left -= page.items.len();
+            for item in page.items {
+                let request = item.placed.request;
+                if !seen.insert(request) {
+                    continue;
+                }
+                let detail = engine.request(&self.reader, request).await?;
+                if !self.is_meant(&detail) {
+                    continue;
+                }
+                let started_at = detail.started_at();
+                if !started_at.is_some_and(|started_at| self.log.predates(started_at)) {
+                    break 'pages;
+                }
+                found.push(request);
             }
-            let detail = engine.request(&self.reader, request).await?;
-            if !self.is_meant(&detail) {
-                continue;
-            }
-            let started_at = detail.started_at();
-            if !started_at.is_some_and(|started_at| self.log.predates(started_at)) {
+            before = page.next;
+            if before.is_none() {
                 break;
             }
-            found.push(request);
         }
         found.reverse();
         Ok(found)

@@ -14,9 +14,9 @@ use statehold_engine::{
     Call, Caller, Clock, Engine, EngineError, EngineOptions, IdempotencyKey, MemoryKeys, Payloads,
     Receipt,
 };
-use statehold_store::Store;
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+use statehold_store::{PageLimit, Store};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
@@ -277,7 +277,11 @@ impl Lives {
         let mut found = Vec::new();
         for session in 0..self.sessions.len() {
             let store = &self.life().store;
-            let records = store.records(self.sessions[session], self.read[session], 1_000);
+            let records = store.records(
+                self.sessions[session],
+                self.read[session],
+                PageLimit::entries(1_000),
+            );
             for stored in self.block_on(records).expect("it reads") {
                 let content = &stored.record.content;
                 self.read[session] = content.seq;

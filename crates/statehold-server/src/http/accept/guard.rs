@@ -8,8 +8,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use statehold_engine::Lock;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
+
+use crate::http::shares::CallSlot;
 
 /// Counts the requests of one connection that have begun and ended. The stream sees only bytes, so the
 /// service reports them here.
@@ -20,6 +23,8 @@ pub(super) struct ConnectionProgress {
     opened: Instant,
     /// Milliseconds from `opened` to the end of the last request.
     last_end: AtomicU64,
+    /// The shares of the request in service.
+    slot: Lock<Option<CallSlot>>,
 }
 
 impl Default for ConnectionProgress {
@@ -29,6 +34,7 @@ impl Default for ConnectionProgress {
             ended: AtomicUsize::new(0),
             opened: Instant::now(),
             last_end: AtomicU64::new(0),
+            slot: Lock::default(),
         }
     }
 }
@@ -46,25 +52,39 @@ impl ConnectionProgress {
     pub(super) fn is_serving(&self) -> bool {
         self.begun() != self.ended.load(Ordering::Acquire)
     }
+
+    /// Whether the client takes nothing of a long answer while others wait for its memory.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.slot.lock().as_ref().is_some_and(CallSlot::is_stalled)
+    }
 }
 
 /// A request whose head has been read and whose response is not over yet.
 #[derive(Debug)]
-pub(super) struct RequestInService(Arc<ConnectionProgress>);
+pub(super) struct RequestInService {
+    progress: Arc<ConnectionProgress>,
+    pub(super) slot: CallSlot,
+}
 
 impl RequestInService {
-    pub(super) fn begin(progress: &Arc<ConnectionProgress>) -> Self {
+    pub(super) fn begin(progress: &Arc<ConnectionProgress>, slot: CallSlot) -> Self {
         progress.begun.fetch_add(1, Ordering::Release);
-        Self(Arc::clone(progress))
+        *progress.slot.lock() = Some(slot.clone());
+        Self {
+            progress: Arc::clone(progress),
+            slot,
+        }
     }
 }
 
 impl Drop for RequestInService {
     fn drop(&mut self) {
-        let since = self.0.opened.elapsed().as_millis();
+        let progress = &self.progress;
+        let since = progress.opened.elapsed().as_millis();
         let since = u64::try_from(since).unwrap_or(u64::MAX);
-        self.0.last_end.store(since, Ordering::Relaxed);
-        self.0.ended.fetch_add(1, Ordering::Release);
+        progress.last_end.store(since, Ordering::Relaxed);
+        *progress.slot.lock() = None;
+        progress.ended.fetch_add(1, Ordering::Release);
     }
 }
 

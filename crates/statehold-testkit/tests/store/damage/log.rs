@@ -10,7 +10,7 @@ use rusqlite::config::DbConfig;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
-use statehold_store::{Store, StoredRecord};
+use statehold_store::{PageLimit, Store, StoredRecord};
 use statehold_testkit::workload::session_id;
 use uuid::Uuid;
 
@@ -64,7 +64,8 @@ impl Unclosed {
         });
         let mut records = BTreeMap::new();
         for author in &authors {
-            let stored = wait(store.records(author.session(), 0, 1_000)).expect("reads");
+            let stored =
+                wait(store.records(author.session(), 0, PageLimit::entries(1_000))).expect("reads");
             for record in stored {
                 let content = &record.record.content;
                 records.insert((content.session, content.seq), record);
@@ -110,7 +111,8 @@ impl Unclosed {
             let state = wait(store.load(session)).expect("reads");
             let head = state.map(|state| (state.revision, state.head));
             assert_eq!(head, heads.get(&session).copied());
-            for stored in wait(store.records(session, 0, 1_000)).expect("reads") {
+            for stored in wait(store.records(session, 0, PageLimit::entries(1_000))).expect("reads")
+            {
                 let seq = stored.record.content.seq;
                 assert_eq!(self.records[&(session, seq)], stored);
                 records += 1;

@@ -14,7 +14,7 @@ use statehold_core::time::Timestamp;
 use statehold_model::fixtures;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{CheckReport, SqliteOptions, SqliteStore};
-use statehold_store::{DueKind, Store, StoreError};
+use statehold_store::{DueKind, PageLimit, Store, StoreError};
 use statehold_testkit::workload::ClientKeys;
 
 use super::write_store;
@@ -204,7 +204,8 @@ fn a_backup_of_a_busy_store_ends_and_is_a_whole_prefix() {
         let copied = open(copy.path());
         for n in 0..=WRITERS {
             let session = statehold_testkit::workload::session_id(crate::scene::RUN, n);
-            let read = |store: &SqliteStore| wait(store.records(session, 0, 100_000));
+            let read =
+                |store: &SqliteStore| wait(store.records(session, 0, PageLimit::entries(100_000)));
             let (all, some) = (read(&store).expect("reads"), read(&copied).expect("reads"));
             assert_eq!(some, all[..some.len()]);
             let mine = before.iter().filter(|(id, _, _)| *id == session);

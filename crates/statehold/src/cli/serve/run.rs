@@ -127,15 +127,13 @@ async fn run_server(
     let connections_max = connections_max(config.server.connections_max.get().into())?;
     let options = ServerOptions {
         calls_max: connections_max,
-        rate: rate_limit(&config.limits),
         push_guard: guard.clone(),
         keys_required: config.auth.required,
-        body_bytes_max: config.limits.body_bytes_max.get(),
         clock: moved,
         agents: reloader.agents(),
         scratch: Some(reloader.scratch()),
         reload: Some(Arc::clone(&reloader) as Arc<dyn Reload>),
-        ..ServerOptions::default()
+        ..limited(&config.limits)
     };
     let accept = accept_options(&config.server, connections_max, &connections_open);
     let metrics = Metrics::new(connections_open);
@@ -201,13 +199,18 @@ fn accept_options(
     }
 }
 
-/// How often one key may call, if that is limited.
-fn rate_limit(limits: &LimitsConfig) -> Option<RateLimit> {
-    let calls_per_second = NonZeroU32::new(limits.calls_per_second)?;
-    Some(RateLimit {
-        calls_per_second,
-        burst: limits.calls_burst,
-    })
+/// The options of a server with these limits.
+fn limited(limits: &LimitsConfig) -> ServerOptions {
+    let calls_per_second = NonZeroU32::new(limits.calls_per_second);
+    ServerOptions {
+        body_bytes_max: limits.body_bytes_max.get(),
+        answer_bytes_max: limits.answer_bytes_max.get(),
+        rate: calls_per_second.map(|calls_per_second| RateLimit {
+            calls_per_second,
+            burst: limits.calls_burst,
+        }),
+        ..ServerOptions::default()
+    }
 }
 
 async fn push_decisions(engine: Engine, guard: Guard, stop: CancellationToken) {
