@@ -23,6 +23,12 @@ pub fn apply(state: &mut SessionState, record: &Record) {
     for event in &content.events {
         apply_event(state, event, content.seq, content.principal);
     }
+    end_record(state, record);
+}
+
+/// Folds everything of a record but its events.
+pub(crate) fn end_record(state: &mut SessionState, record: &Record) {
+    let content = &record.content;
     state.expires_at = expiry(state, &content.events, content.at);
     state.session = content.session;
     state.revision = content.seq;

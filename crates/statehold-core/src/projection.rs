@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::apply::apply_event;
+use crate::apply::{apply_event, end_record};
 use crate::command::DecidedHold;
 use crate::hold::{Decision, Hold};
 use crate::ids::{HoldId, RequestId, TaskId};
@@ -120,11 +120,11 @@ pub struct Changes {
     pub memories: Vec<(AgentPath, Option<Memory>)>,
 }
 
-/// Computes the rows that `record` changes, given the states before and after it.
-pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> Changes {
+/// Folds a record, and lists the rows that it changes. Returns the state after it.
+pub fn project(before: &SessionState, record: &Record) -> (SessionState, Changes) {
     let content = &record.content;
     let mut changes = Changes::default();
-    let mut folded = before.clone();
+    let mut after = before.clone();
     let mut touched = Touched::default();
     for event in &content.events {
         touched.note(event);
@@ -132,7 +132,7 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
             Event::RequestEnded {
                 request, outcome, ..
             } => {
-                if let Some(live) = folded.requests.get(request) {
+                if let Some(live) = after.requests.get(request) {
                     touched.note_request(live);
                     changes.ended_requests.push(EndedRequest {
                         id: live.id,
@@ -145,7 +145,7 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
                         ended_by: content.seq,
                         ended_at: content.at,
                     });
-                    if let Some(task) = folded.tasks.get(&live.task)
+                    if let Some(task) = after.tasks.get(&live.task)
                         && live.is_exchange(*outcome)
                     {
                         changes.exchanges.push(EndedExchange {
@@ -154,13 +154,13 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
                             task: live.task,
                             outcome: *outcome,
                             started_by: live.started_by,
-                            before: folded.memories.get(&task.path).copied(),
+                            before: after.memories.get(&task.path).copied(),
                         });
                     }
                 }
             }
             Event::TaskClosed { task, status } => {
-                if let Some(task) = folded.tasks.get(task) {
+                if let Some(task) = after.tasks.get(task) {
                     let (task, status) = (task.clone(), *status);
                     changes.closed_tasks.push(ClosedTask {
                         task,
@@ -169,13 +169,13 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
                     });
                 }
             }
-            Event::Rewound { .. } => touched.tasks.extend(folded.tasks.keys()),
+            Event::Rewound { .. } => touched.tasks.extend(after.tasks.keys()),
             Event::TaskRenamed { from, to } => {
                 changes.renamed_tasks.push((*from, *to));
-                touched.tasks.extend(folded.tasks.keys());
+                touched.tasks.extend(after.tasks.keys());
             }
             Event::HoldDecided { hold, decision, .. } => {
-                if let Some(hold) = folded.holds.get(hold) {
+                if let Some(hold) = after.holds.get(hold) {
                     let (hold, decision) = (hold.clone(), *decision);
                     changes.closed_holds.push(ClosedHold {
                         hold,
@@ -186,14 +186,15 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
             }
             _ => {}
         }
-        apply_event(&mut folded, event, content.seq, content.principal);
+        apply_event(&mut after, event, content.seq, content.principal);
         if let Event::RequestStarted { request, .. } = event
-            && let Some(live) = folded.requests.get(request)
+            && let Some(live) = after.requests.get(request)
         {
             touched.note_request(live);
         }
     }
-    touched.list(before, after, &mut changes);
+    end_record(&mut after, record);
+    touched.list(before, &after, &mut changes);
     let ended = changes.exchanges.iter().map(|ended| &ended.path);
     let restored = content.events.iter().filter_map(restored_path);
     let paths: BTreeSet<_> = restored.chain(ended).collect();
@@ -202,7 +203,7 @@ pub fn changes(before: &SessionState, record: &Record, after: &SessionState) -> 
         (before.memories.get(path) != now).then(|| (path.clone(), now.copied()))
     });
     changes.memories = memories.collect();
-    changes
+    (after, changes)
 }
 
 fn restored_path(event: &Event) -> Option<&AgentPath> {

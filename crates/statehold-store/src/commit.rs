@@ -1,11 +1,10 @@
 //! The commit of one decision: a store writes all of it or nothing.
 
-use statehold_core::apply::apply;
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId};
 use statehold_core::item::{Attachment, CallMark, Item, ItemKind, Role, Visibility};
 use statehold_core::name::Name;
-use statehold_core::projection::{Changes, changes};
+use statehold_core::projection::{Changes, project};
 use statehold_core::record::{Change, ErasedPayloads, Event, ItemGroup, Record, RecordItems};
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::SessionState;
@@ -227,9 +226,7 @@ impl Commit {
     ) -> Result<Self, BodyMismatch> {
         let named = record.bodies();
         require_fitting(&named, &bodies)?;
-        let mut after = before.clone();
-        apply(&mut after, &record);
-        let changes = changes(before, &record, &after);
+        let (after, changes) = project(before, &record);
         let blob_bytes_min = record.content.events.iter().flat_map(blob_bytes_min);
         let is_blob = blob_bytes_min
             .zip(&bodies)

@@ -112,9 +112,7 @@ impl Engine {
         let (Some(before), Some(stored)) = (before, stored) else {
             return Err(EngineError::NotFound);
         };
-        let mut after = before.clone();
-        statehold_core::apply::apply(&mut after, &stored.record);
-        let changes = statehold_core::projection::changes(&before, &stored.record, &after);
+        let (after, changes) = statehold_core::projection::project(&before, &stored.record);
         let body = answer(&DecidedCommit {
             before: &before,
             after: &after,

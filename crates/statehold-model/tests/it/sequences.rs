@@ -22,6 +22,7 @@ use statehold_core::invariant::{
     CommandStep, Facts, Findings, Invariant, Observation, RecordStep, judge_all,
 };
 use statehold_core::item::{CallMark, Item};
+use statehold_core::projection::project;
 use statehold_core::record::{Event, Record};
 use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
@@ -420,7 +421,11 @@ impl Run {
         for bytes in &self.records {
             let record = Record::from_bytes(bytes)
                 .map_err(|error| TestCaseError::fail(format!("a record is unreadable: {error}")))?;
+            let (projected, _) = project(&folded, &record);
             apply(&mut folded, &record);
+            self.require(projected == folded, || {
+                format!("with its rows listed it is {projected:#?}")
+            })?;
         }
         self.require(folded == self.state, || {
             format!("folded again it is {folded:#?}")

@@ -1,9 +1,8 @@
 //! Memories of agents, found by walking the log of a session.
 
-use statehold_core::apply::apply;
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::memory::Memory;
-use statehold_core::projection::{EndedExchange, changes};
+use statehold_core::projection::{EndedExchange, project};
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_core::session::SessionState;
@@ -91,11 +90,10 @@ impl Session {
         let mut state = SessionState::new(first.record.content.session);
         let mut ended = Vec::new();
         for entry in &self.log {
-            let before = state.clone();
-            apply(&mut state, &entry.record);
             let content = &entry.record.content;
-            let exchanges = changes(&before, &entry.record, &state).exchanges;
-            ended.extend(exchanges.into_iter().map(|exchange| Ended {
+            let (after, changes) = project(&state, &entry.record);
+            state = after;
+            ended.extend(changes.exchanges.into_iter().map(|exchange| Ended {
                 exchange,
                 record: content.seq,
                 at: content.at,

@@ -15,11 +15,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
-use statehold_core::apply::apply;
 use statehold_core::ids::SessionId;
 use statehold_core::invariant::{Facts, RecordStep};
 use statehold_core::name::Name;
-use statehold_core::projection::{Changes, ClosedHold, changes};
+use statehold_core::projection::{Changes, ClosedHold, project};
 use statehold_core::record::Event;
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
@@ -281,9 +280,8 @@ fn check_session(
             erased.note(session, stored);
             let replaced = anchor.and_then(|anchor| anchor.compare(session, &stored.record));
             report.add_all(replaced);
-            let before = state.clone();
-            apply(state, &stored.record);
-            let changes = changes(&before, &stored.record, state);
+            let (after, changes) = project(state, &stored.record);
+            let before = std::mem::replace(state, after);
             memories.learn((log.id, &log.exchanges), &stored.record, &changes, report);
             // Records before a fork belong to the origin, and were counted there.
             let seq = stored.record.content.seq;

@@ -151,6 +151,9 @@ fn own_state(
     if written.any(|(_, request, _)| *request == ended.request) {
         return Ok(Some(0));
     }
+    if ended.started_by == commit.record.content.seq {
+        return Ok(None);
+    }
     let sql = "SELECT log FROM task_state WHERE task = ?1 AND request = ?2";
     let key = (
         id_bytes(ended.task.as_uuid()),

@@ -60,8 +60,19 @@ fn write_all(
     let owner = commit.after.owner.as_ref().ok_or_else(|| {
         StoreError::Unusable("a commit must belong to a session that was created".to_owned())
     })?;
+    // Everything that can refuse the commit comes before the first row is written, so that the writer need not
+    // take rows back.
     let prev = require_head(conn, commit, found.as_ref())?;
-    take_key(conn, commit)?;
+    require_free_key(conn, commit)?;
+    let own = found.as_ref().map_or(0, |row| row.pk);
+    if let Some(Change::Set(name)) = &commit.writes.name {
+        require_free_name(conn, owner, name, own)?;
+    }
+    for write in &commit.writes.shared {
+        let (last, is_there) = shared_version(conn, owner, write)?;
+        write.packed_at(if is_there { last } else { 0 })?;
+    }
+    keep_answer(conn, commit)?;
     let exchanges = memory::links(conn, commit, found.as_ref(), prev)?;
     let bodies = match &found {
         Some(row) => recent.refer(conn, (row.pk, row.user), commit)?,
@@ -69,7 +80,7 @@ fn write_all(
     };
     let mut columns = RowColumns {
         id: 0,
-        session: found.as_ref().map_or(0, |row| row.pk),
+        session: own,
         prev,
         links: pack_links(&task_links(conn, commit, prev)?),
         exchanges: pack_exchanges(&exchanges),
@@ -190,16 +201,22 @@ fn require_head(
     }
 }
 
-fn take_key(conn: &Connection, commit: &Commit) -> Result<(), StoreError> {
+fn require_free_key(conn: &Connection, commit: &Commit) -> Result<(), StoreError> {
     let Some(answer) = &commit.answer else {
         return Ok(());
     };
-    if let Some(Answer {
-        session, revision, ..
-    }) = read::answer(conn, answer.key)?
-    {
-        return Err(StoreError::KeyTaken { session, revision });
+    match read::answer(conn, answer.key)? {
+        None => Ok(()),
+        Some(Answer {
+            session, revision, ..
+        }) => Err(StoreError::KeyTaken { session, revision }),
     }
+}
+
+fn keep_answer(conn: &Connection, commit: &Commit) -> Result<(), StoreError> {
+    let Some(answer) = &commit.answer else {
+        return Ok(());
+    };
     let row = params![
         answer.key.as_bytes().as_slice(),
         answer.fingerprint.as_bytes().as_slice(),
@@ -312,11 +329,8 @@ fn write_session(
              WHERE pk = ?1",
             &values[..],
         )?;
-        write_names(conn, commit, owner, row.pk)?;
+        write_names(conn, commit, row.pk)?;
         return Ok(row.pk);
-    }
-    if let Some(Change::Set(name)) = &commit.writes.name {
-        require_free_name(conn, owner, name, 0)?;
     }
     let (name, labels) = (
         commit.writes.name.clone().and_then(Change::value),
@@ -396,22 +410,10 @@ fn status_name(status: SessionStatus) -> &'static str {
 }
 
 /// Changes the name and the labels of an existing session.
-fn write_names(
-    conn: &Connection,
-    commit: &Commit,
-    owner: &Owner,
-    pk: i64,
-) -> Result<(), StoreError> {
+fn write_names(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreError> {
     if let Some(name) = commit.writes.name.clone() {
-        let name = name.value();
-        if let Some(name) = &name {
-            require_free_name(conn, owner, name, pk)?;
-        }
-        run(
-            conn,
-            "UPDATE session SET name = ?2 WHERE pk = ?1",
-            (pk, name),
-        )?;
+        let sql = "UPDATE session SET name = ?2 WHERE pk = ?1";
+        run(conn, sql, (pk, name.value()))?;
     }
     if let Some(labels) = commit.writes.labels.clone() {
         let sql = "UPDATE session SET labels = ?2 WHERE pk = ?1";
@@ -714,6 +716,25 @@ fn put_state(
     .map(drop)
 }
 
+/// The last version of a shared key, and whether it has a value now.
+fn shared_version(
+    conn: &Connection,
+    owner: &Owner,
+    write: &SharedWrite,
+) -> Result<(u64, bool), StoreError> {
+    let shared = SharedOwner::of(owner, write.key.scope());
+    debug_assert!(matches!(write.key.scope(), Scope::App | Scope::User));
+    let user = read::user_of(&shared);
+    let (tenant, app) = (shared.tenant.as_str(), shared.app.as_str());
+    let key = (tenant, app, user.as_slice(), write.key.as_str());
+    let sql = "SELECT version, value IS NOT NULL FROM shared
+               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND key = ?4";
+    let found = read::first(conn, sql, key, |row| {
+        Ok((from_sql(row.get(0)?), row.get(1)?))
+    })?;
+    Ok(found.unwrap_or((0, false)))
+}
+
 /// Writes a shared value at the version that the commit expects.
 fn write_shared(
     conn: &Connection,
@@ -721,31 +742,19 @@ fn write_shared(
     owner: &Owner,
     write: &SharedWrite,
 ) -> Result<(), StoreError> {
-    let shared = SharedOwner::of(owner, write.key.scope());
-    debug_assert!(matches!(write.key.scope(), Scope::App | Scope::User));
-    let user = read::user_of(&shared);
-    let (tenant, app, key) = (
-        shared.tenant.as_str(),
-        shared.app.as_str(),
-        write.key.as_str(),
-    );
-    let key = (tenant, app, user.as_slice(), key);
-    let sql = "SELECT version, value IS NOT NULL FROM shared
-               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND key = ?4";
-    let found = read::first(conn, sql, key, |row| {
-        Ok((from_sql(row.get(0)?), row.get(1)?))
-    })?;
-    let (last, is_there) = found.unwrap_or((0, false));
+    let (last, is_there) = shared_version(conn, owner, write)?;
     let packed = write.packed_at(if is_there { last } else { 0 })?;
     if packed.is_none() && !is_there {
         return Ok(());
     }
+    let shared = SharedOwner::of(owner, write.key.scope());
+    let user = read::user_of(&shared);
     let request = write.request.as_ref();
     let row = params![
-        key.0,
-        key.1,
-        key.2,
-        key.3,
+        shared.tenant.as_str(),
+        shared.app.as_str(),
+        user.as_slice(),
+        write.key.as_str(),
         to_sql(last + 1),
         packed,
         id_bytes(content.session.as_uuid()),

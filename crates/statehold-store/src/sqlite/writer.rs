@@ -134,6 +134,20 @@ impl Drop for Writer {
     }
 }
 
+/// Why a group was not written.
+enum GroupError {
+    /// A commit was refused after some of its rows were written.
+    LeftRows,
+    /// The store failed.
+    Failed(StoreError),
+}
+
+impl From<StoreError> for GroupError {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 struct Group {
     conn: Connection,
     epoch: String,
@@ -211,51 +225,88 @@ impl Group {
         &mut self,
         commits: &[(Box<Commit>, Reply)],
     ) -> Vec<Result<RowColumns, StoreError>> {
-        let begun = self
-            .execute("BEGIN IMMEDIATE")
-            .and_then(|()| self.require_epoch());
-        let mut failed = begun.err();
-        let mut results = Vec::with_capacity(commits.len());
-        for (commit, _) in commits {
-            if failed.is_some() {
-                break;
+        // Savepoints copy each page that a commit changes. A commit is refused before its first row as a rule, so
+        // they are made only if one was not.
+        let mut written = self.write_transaction(commits, false);
+        if matches!(written, Err(GroupError::LeftRows)) {
+            written = self.write_transaction(commits, true);
+        }
+        match written {
+            Ok(results) => {
+                let bytes = commits.iter().map(|(commit, _)| commit.stored_bytes());
+                self.unfolded_bytes += bytes.sum::<usize>();
+                results
             }
-            match self.write_one(commit) {
-                Ok(result) => results.push(result),
-                Err(error) => failed = Some(error),
+            Err(GroupError::Failed(StoreError::Full)) => {
+                commits.iter().map(|_| Err(StoreError::Full)).collect()
             }
+            Err(GroupError::Failed(error)) => {
+                self.stop(&error);
+                commits.iter().map(|_| Err(StoreError::Stopped)).collect()
+            }
+            Err(GroupError::LeftRows) => unreachable!("a savepoint takes the rows back"),
         }
-        if failed.is_none() {
-            let sessions = commits.iter().map(|(commit, _)| commit.session());
-            self.tail.begin_group(sessions);
-            failed = self.execute("COMMIT").err();
-        }
-        let Some(error) = failed else {
-            self.unfolded_bytes += commits
-                .iter()
-                .map(|(commit, _)| commit.stored_bytes())
-                .sum::<usize>();
-            return results;
-        };
-        self.recent.clear();
-        if !self.conn.is_autocommit() {
-            // If this fails too, the stop below ends the process before any caller gets an answer.
-            drop(self.conn.execute_batch("ROLLBACK"));
-        }
-        if matches!(error, StoreError::Full) {
-            return commits.iter().map(|_| Err(StoreError::Full)).collect();
-        }
-        self.stop(&error);
-        commits.iter().map(|_| Err(StoreError::Stopped)).collect()
     }
 
-    /// Writes one commit in a savepoint. The inner error refuses this one; the outer, the group.
-    fn write_one(&mut self, commit: &Commit) -> Result<Result<RowColumns, StoreError>, StoreError> {
+    fn write_transaction(
+        &mut self,
+        commits: &[(Box<Commit>, Reply)],
+        has_savepoints: bool,
+    ) -> Result<Vec<Result<RowColumns, StoreError>>, GroupError> {
+        let written = self.write_all(commits, has_savepoints);
+        if written.is_err() {
+            self.recent.clear();
+            if !self.conn.is_autocommit() {
+                // If this fails too, the next BEGIN fails, which stops the process before any caller gets an
+                // answer.
+                drop(self.conn.execute_batch("ROLLBACK"));
+            }
+        }
+        written
+    }
+
+    fn write_all(
+        &mut self,
+        commits: &[(Box<Commit>, Reply)],
+        has_savepoints: bool,
+    ) -> Result<Vec<Result<RowColumns, StoreError>>, GroupError> {
+        self.execute("BEGIN IMMEDIATE")?;
+        self.require_epoch()?;
+        let mut results = Vec::with_capacity(commits.len());
+        for (commit, _) in commits {
+            results.push(if has_savepoints {
+                self.write_in_savepoint(commit)?
+            } else {
+                self.write_one(commit)?
+            });
+        }
+        let sessions = commits.iter().map(|(commit, _)| commit.session());
+        self.tail.begin_group(sessions);
+        self.execute("COMMIT")?;
+        Ok(results)
+    }
+
+    /// Writes one commit. The inner error refuses this one; the outer, the group.
+    fn write_one(&mut self, commit: &Commit) -> Result<Result<RowColumns, StoreError>, GroupError> {
+        let changes = self.conn.total_changes();
+        match write::commit(&self.conn, commit, &mut self.recent) {
+            // The engine itself failed: no use in trying the others.
+            Err(error @ (StoreError::Full | StoreError::Unavailable(_))) => Err(error.into()),
+            Err(_) if self.conn.total_changes() != changes => Err(GroupError::LeftRows),
+            result => Ok(result),
+        }
+    }
+
+    fn write_in_savepoint(
+        &mut self,
+        commit: &Commit,
+    ) -> Result<Result<RowColumns, StoreError>, GroupError> {
         self.execute("SAVEPOINT one")?;
         let result = match write::commit(&self.conn, commit, &mut self.recent) {
-            // The engine itself failed: no use in trying the others.
-            Err(error @ (StoreError::Full | StoreError::Unavailable(_))) => return Err(error),
-            other => other,
+            Err(error @ (StoreError::Full | StoreError::Unavailable(_))) => {
+                return Err(error.into());
+            }
+            result => result,
         };
         if result.is_err() {
             self.execute("ROLLBACK TO one")?;

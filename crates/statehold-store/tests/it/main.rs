@@ -4,6 +4,7 @@
 
 mod check;
 mod erase;
+mod group;
 mod memory;
 mod memory_cost;
 mod sqlite;
