@@ -459,16 +459,26 @@ impl<'a> ToldSession<'a> {
         {
             return Ok(true);
         }
+        let Recall { engine, log, .. } = self.recall;
         let request = self.turns[turn].last;
         let detail = self.detail(request).await?;
-        let outcome = detail.request.ended().map(|ended| ended.outcome);
-        if outcome != Some(RequestOutcome::Completed) {
-            // The client has a part of an answer that is not known yet, or will never be.
-            return Ok(true);
-        }
         let text = text.unwrap_or_default();
-        let is_part = answer.is_some_and(|answer| answer.starts_with(text));
-        if is_part && !self.recall.log.has_sent(request) {
+        let outcome = detail.request.ended().map(|ended| ended.outcome);
+        let is_part = if outcome == Some(RequestOutcome::Completed) {
+            let is_part = || answer.is_some_and(|answer| answer.starts_with(text));
+            !log.has_sent(request) && (is_part() || log.has_part(request, text))
+        } else {
+            // The whole answer is not known yet, or will never be. A client of an earlier process may have a
+            // part of it that this one does not know.
+            let is_older = detail.started_at().is_none_or(|at| log.predates(at));
+            let drafted = || {
+                let draft = engine.follow_draft(request).take();
+                draft.is_some_and(|draft| plain(&draft.text).starts_with(text))
+            };
+            let is_drafted = || outcome.is_none() && drafted();
+            text.is_empty() || is_older || log.has_part(request, text) || is_drafted()
+        };
+        if is_part {
             return Ok(true);
         }
         let holds = self.holds_of(turn).await?;
