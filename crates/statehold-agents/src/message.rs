@@ -71,9 +71,10 @@ impl AgentMessage {
             }
         }
         // A router may have added instructions to the text.
-        let rest = match self.parts.is_empty() {
-            true => rest,
-            false => rest.trim_start_matches('\n'),
+        let rest = if self.parts.is_empty() {
+            rest
+        } else {
+            rest.trim_start_matches('\n')
         };
         if !rest.is_empty() {
             parts.push(MessagePart::Text(rest));

@@ -47,6 +47,7 @@ pub struct TokenUsage {
 /// Kinds of tokens, as far as a service tells them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = ChatUsageDetails)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
 struct TokenDetails {
     #[serde(skip_serializing_if = "Option::is_none")]
     cached_tokens: Option<u64>,

@@ -325,10 +325,10 @@ mod tests {
         assert!(log.has_part(request(1), "Once upon"));
         assert!(!log.has_part(request(1), "upon") && !log.has_part(request(2), "Once"));
         assert!(!log.has_part(request(1), "Once upon a time there was"));
-        let long = "é".repeat(PART_BYTES_MAX);
-        log.note_part(request(2), &long);
-        assert!(log.has_part(request(2), &long) && log.has_part(request(2), "éé"));
-        assert!(!log.has_part(request(2), &format!("e{long}")));
+        let story = "é".repeat(PART_BYTES_MAX);
+        log.note_part(request(2), &story);
+        assert!(log.has_part(request(2), &story) && log.has_part(request(2), "éé"));
+        assert!(!log.has_part(request(2), &format!("e{story}")));
         for n in 0..=PARTS_MAX {
             log.note_part(request(n), "x");
         }
