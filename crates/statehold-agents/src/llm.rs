@@ -156,7 +156,7 @@ impl Agent for LlmAgent {
         let mut media = MediaBudget::of_model(&self.model.input);
         let mut input = ModelMessages::default();
         input.push_input(&run.input, before.as_deref(), &mut media);
-        let left_out = if past.items.is_empty() {
+        let left_out = if past.exchanges.is_empty() {
             // A caller's history counts only if the agent knows nothing here.
             conversation.push_caller_history(run.input.data.as_ref(), &mut media)
         } else {

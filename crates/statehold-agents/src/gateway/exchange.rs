@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use statehold_core::ids::RequestId;
 use statehold_core::item::{ItemKind, Role};
 use statehold_engine::StoredItem;
 use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse};
@@ -133,19 +132,15 @@ pub(super) fn set_aside(reason: &str, state: &Raw) -> TraceNote {
 /// The exchanges that a request knows, oldest first.
 pub(super) fn restore(past: &PastExchanges, rules: Option<&StateRules>) -> RestoredHistory {
     let mut restored = RestoredHistory::default();
-    let (mut left_out, mut exchange) = (0, PastExchange::default());
-    let mut current: Option<RequestId> = None;
-    for item in &past.items {
-        let request = item.placed.request;
-        if current != Some(request) {
-            restored.add_exchange(std::mem::take(&mut exchange), rules, &mut left_out);
-            current = Some(request);
-            let missing = past.missing_answer(request);
-            exchange.answered = missing.map(AgentMessage::plain);
-        }
-        exchange.read(item);
+    let mut left_out = 0;
+    for known in &past.exchanges {
+        let mut exchange = PastExchange {
+            answered: known.missing_answer().map(AgentMessage::plain),
+            ..PastExchange::default()
+        };
+        known.items.iter().for_each(|item| exchange.read(item));
+        restored.add_exchange(exchange, rules, &mut left_out);
     }
-    restored.add_exchange(exchange, rules, &mut left_out);
     let bytes = |(asked, answered): &(Raw, Raw)| asked.get().len() + answered.get().len();
     let (kept, too_old) = newest_fitting(std::mem::take(&mut restored.exchanges), bytes);
     restored.messages = kept.into_iter().flat_map(|(a, b)| [a, b]).collect();

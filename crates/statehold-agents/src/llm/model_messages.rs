@@ -175,9 +175,10 @@ impl ModelMessages {
         let guard = guard.unwrap_or_default();
         let plain = raw(&ModelMessage::text(role, &format!("{guard}{text}")));
         self.add_input(&plain);
-        self.messages.push(match parts.is_empty() {
-            true => plain,
-            false => user_message(&guard, text, parts),
+        self.messages.push(if parts.is_empty() {
+            plain
+        } else {
+            user_message(&guard, text, parts)
         });
     }
 
@@ -243,14 +244,11 @@ impl ModelMessages {
     /// Adds the messages that the client brought along when the session began, and the exchanges that the
     /// request knows. Returns the number of omitted ones.
     pub(crate) fn push_past(&mut self, past: &PastExchanges, media: &mut MediaBudget) -> usize {
-        let turns = past
-            .items
-            .chunk_by(|a, b| a.placed.request == b.placed.request);
         // The newest files come first.
-        let turns = turns.rev().map(|turn| {
+        let turns = past.exchanges.iter().rev().map(|exchange| {
             let mut told = Self::default();
-            RecordedTurn::read(turn, media).put(&mut told);
-            if let Some(missing) = past.missing_answer(turn[0].placed.request) {
+            RecordedTurn::read(&exchange.items, media).put(&mut told);
+            if let Some(missing) = exchange.missing_answer() {
                 told.push_text(Role::Assistant, missing);
             }
             told

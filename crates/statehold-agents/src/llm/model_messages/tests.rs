@@ -2,12 +2,13 @@ use serde_json::json;
 use statehold_core::digest::{BodyRef, PayloadKey};
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::{CallOutcome, Item, PlacedItem, Visibility};
+use statehold_core::request::RequestOutcome;
 use statehold_core::time::Timestamp;
 use statehold_engine::bodies::to_bytes;
 use uuid::Uuid;
 
 use super::*;
-use crate::history::{HISTORY_BYTES_MAX, PastExchanges};
+use crate::history::{HISTORY_BYTES_MAX, MemoryExchange, PastExchanges};
 
 fn id(n: u128) -> ItemId {
     ItemId::from_uuid(Uuid::from_u128(n))
@@ -79,8 +80,13 @@ fn result(request: u128, of: u128, text: &str) -> StoredItem {
 }
 
 fn past(items: &[StoredItem]) -> PastExchanges {
-    PastExchanges {
+    let turns = items.chunk_by(|a, b| a.placed.request == b.placed.request);
+    let exchanges = turns.map(|items| MemoryExchange {
         items: items.to_vec(),
+        outcome: RequestOutcome::Completed,
+    });
+    PastExchanges {
+        exchanges: exchanges.collect(),
         ..PastExchanges::default()
     }
 }

@@ -6,15 +6,17 @@ use serde_json::{Value, json};
 use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::{
-    AgentBook, AgentKind, ChatMemory, ChatSessions, FinalAnswer, OpenaiSpec, RouterSpec, Routing,
+    AgentBook, AgentKind, ChatMemory, ChatSessions, FinalAnswer, LlmSpec, ModelSpec, OpenaiSpec,
+    RouterSpec, Routing, ToolServerSpec, ToolTransport,
 };
 use statehold_engine::{Engine, EngineOptions, MemoryKeys, SystemClock};
-use statehold_fakes::chat::{streamed, word};
+use statehold_fakes::chat::{streamed, wants, word};
+use statehold_fakes::tools::{ToolServer, tool};
 use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest, event};
 use statehold_server::ServerOptions;
 use statehold_store::memory::MemoryStore;
 
-use super::{COMPLETIONS, ChatStream, agent, content, name, refused, words};
+use super::{COMPLETIONS, ChatStream, PATIENCE, agent, content, name, refused, words};
 use crate::rig::{Answer, Rig, Setup, Who};
 
 /// A server with the agent `service` and the router `desk` before it, and the service behind them.
@@ -49,10 +51,52 @@ impl Upstream {
             agent("service", spec, ChatSessions::Auto),
             agent("desk", desk, ChatSessions::Auto),
         ];
-        let book = Arc::new(AgentBook {
+        let book = AgentBook {
             agents: agents.into(),
             ..AgentBook::default()
-        });
+        };
+        Self::with(book, service).await
+    }
+
+    /// The same with the agent `writer`: the service is its model, and it has the tools of a server.
+    async fn with_tools(tools: &ToolServer, service: FakeService) -> Self {
+        let writer = AgentKind::Llm(Arc::new(LlmSpec {
+            model: name("main"),
+            prompt: "You write rows.".to_owned(),
+            tool_servers: vec![name("rows")],
+            steps_max: 8,
+            tokens_max: None,
+        }));
+        let model = ModelSpec {
+            name: name("main"),
+            base_url: service.url("/v1"),
+            model: "theirs".to_owned(),
+            credential: None,
+            headers: Vec::new(),
+            input: [].into(),
+            timeout: PATIENCE,
+            retries: 0,
+        };
+        let rows = ToolServerSpec {
+            name: name("rows"),
+            trust_hints: false,
+            transport: ToolTransport::Http {
+                url: tools.url(),
+                credential: None,
+                headers: Vec::new(),
+            },
+            timeout: PATIENCE,
+        };
+        let book = AgentBook {
+            agents: [agent("writer", writer, ChatSessions::Auto)].into(),
+            models: [(name("main"), Arc::new(model))].into(),
+            tool_servers: [(name("rows"), Arc::new(rows))].into(),
+        };
+        Self::with(book, service).await
+    }
+
+    async fn with(book: AgentBook, service: FakeService) -> Self {
+        let book = Arc::new(book);
         let make = Arc::new(|| -> futures_util::future::BoxFuture<'static, _> {
             Box::pin(Engine::start(
                 Arc::new(MemoryStore::new()),
@@ -266,6 +310,51 @@ async fn a_service_that_limits_its_calls_is_a_429_with_its_time_and_a_retry_goes
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_turn_that_failed_and_went_on_is_one_exchange_of_the_memory() {
+    let tools = ToolServer::start(vec![tool("insert")], |_| "inserted".to_owned()).await;
+    let broken = ScriptedResponse::json(500, &json!({"error": {"message": "out of order"}}));
+    let service = FakeService::play(vec![
+        wants("insert", &json!({"n": 1})),
+        broken,
+        streamed("It is there."),
+        streamed("One."),
+    ])
+    .await;
+    let upstream = Upstream::with_tools(&tools, service).await;
+    let mut body = words("writer", "Insert a row");
+    let send = |body: &Value| {
+        let (ann, body) = (upstream.ann.clone(), body.to_string());
+        async move { ann.send("POST", COMPLETIONS, &[], body).await }
+    };
+    refused(&send(&body).await, 502, "agent_error");
+    assert_eq!(content(&send(&body).await), "It is there.");
+    assert_eq!(tools.called().len(), 1, "the tool ran once");
+    let messages = body["messages"].as_array_mut().expect("messages");
+    messages.push(json!({"role": "assistant", "content": "It is there."}));
+    messages.push(json!({"role": "user", "content": "How many?"}));
+    assert_eq!(content(&send(&body).await), "One.");
+    let seen = upstream.service.seen();
+    let told = seen.last().expect("a call").json();
+    let told = told["messages"].as_array().expect("messages").iter();
+    let told: Vec<String> = told
+        .map(|message| {
+            let what = message["content"].as_str().unwrap_or("a call");
+            format!("{}: {what}", message["role"].as_str().unwrap_or_default())
+        })
+        .collect();
+    let expected = [
+        "system: You write rows.",
+        "user: Insert a row",
+        "assistant: a call",
+        "tool: inserted",
+        "assistant: It is there.",
+        "user: How many?",
+    ];
+    assert_eq!(told, expected);
+    upstream.end().await;
 }
 
 #[tokio::test]

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::{ItemKind, Role};
-use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_store::{HoldOrder, StoredItem};
 
@@ -17,6 +16,7 @@ use crate::bodies::{AttachmentBody, ItemBody, parse, text_of, text_of_value};
 use crate::caller::Caller;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, HoldFilter};
+use crate::leased::continued_by;
 use crate::read::{RequestDetail, own_page};
 
 /// How many messages of a session are read, and how many at a time.
@@ -138,7 +138,7 @@ impl<'a> ToldSession<'a> {
         answer: String,
     ) -> Result<(), EngineError> {
         let mut request = last;
-        while let Some(continued) = continued_by(self.detail(request).await?) {
+        while let Some(continued) = self.continued(request).await? {
             request = continued;
         }
         let mut turns = self.turns.iter_mut();
@@ -146,6 +146,12 @@ impl<'a> ToldSession<'a> {
             (turn.last, turn.answer) = (last, Some(answer));
         }
         Ok(())
+    }
+
+    /// The failed request that a request continued.
+    async fn continued(&mut self, request: RequestId) -> Result<Option<RequestId>, EngineError> {
+        let started = self.detail(request).await?.started.as_ref();
+        Ok(started.and_then(|started| continued_by(started, request)))
     }
 
     pub(super) async fn detail(
@@ -190,16 +196,6 @@ impl<'a> ToldSession<'a> {
         };
         Ok(self.holds.iter().flatten().filter(is_its).collect())
     }
-}
-
-/// The failed request that a request continues.
-fn continued_by(detail: &RequestDetail) -> Option<RequestId> {
-    let started = detail.started.as_ref()?;
-    let mut events = started.record.content.events.iter();
-    events.find_map(|event| match event {
-        Event::RequestStarted { continues, .. } => continues.map(|continued| continued.request),
-        _ => None,
-    })
 }
 
 /// The turns in some items, which are newest first, and the answers whose input is not among them.
