@@ -58,7 +58,12 @@ impl MediaBudget {
     /// The parts of a user message. Empty if the model gets its text alone.
     fn parts_of(&mut self, message: &AgentMessage) -> Vec<Value> {
         if let Ok(Value::Array(parts)) = serde_json::from_str(message.content.get()) {
-            return self.parts_in(&parts);
+            let mut sent = self.parts_in(&parts);
+            if !sent.is_empty() {
+                let files = message.attachments.iter().map(attachment_line);
+                sent.extend(files.map(|line| text_part(&line)));
+            }
+            return sent;
         }
         let text = message.text();
         let (mut parts, beside) = message.placed_parts(&text);

@@ -576,7 +576,7 @@ fn the_configuration_says_where_each_value_comes_from() {
     ));
     let ended = run(&["config", "show", "--json"], &variables);
     let answer: serde_json::Value = serde_json::from_str(&ended.out).expect("one document");
-    assert_eq!(answer["values"].as_array().map(Vec::len), Some(14));
+    assert_eq!(answer["values"].as_array().map(Vec::len), Some(16));
     let ended = run(&["config", "show"], &[("STATEHOLD__STORE__DATE", "x")]);
     assert_eq!(ended.code, 2);
     assert!(ended.err.contains("did you mean `store.data`?"));
