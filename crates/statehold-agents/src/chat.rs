@@ -19,7 +19,7 @@ use crate::http::{EndpointError, HttpPool, RetryBudget, ServiceRequest};
 use crate::spec::SecretHeader;
 
 pub(crate) use read::read_answer;
-pub(crate) use reply::{ChatReply, RawToolCall, TokenUsage, is_usable_id, opaque_id};
+pub(crate) use reply::{ChatReply, RawToolCall, is_usable_id, opaque_id};
 
 /// Address and call settings of a chat completions endpoint.
 #[derive(Clone)]
@@ -55,11 +55,11 @@ impl fmt::Debug for ChatEndpoint {
 pub(crate) struct CompletionRequest {
     /// The messages, sent unchanged.
     pub(crate) messages: Vec<Box<RawValue>>,
-    /// Other members of the body: `tools`, `response_format`, `max_tokens`, `stream_options` and so on.
+    /// Other members of the body: `tools`, `response_format`, `max_tokens` and so on.
     pub(crate) extra: Map<String, Value>,
     /// Headers of this call. They override those of the endpoint; secrets should be marked sensitive.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    /// Whether to ask for a stream. Both response forms are accepted.
+    /// Whether to ask for a stream, with the token usage. Both response forms are accepted.
     pub(crate) stream: bool,
 }
 
@@ -125,11 +125,15 @@ struct ChatBody<'a> {
 
 impl Serialize for ChatBody<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        const RESERVED: [&str; 3] = ["model", "messages", "stream"];
+        const RESERVED: [&str; 4] = ["model", "messages", "stream", "stream_options"];
         let mut body = serializer.serialize_map(None)?;
         body.serialize_entry("model", self.model)?;
         body.serialize_entry("messages", &self.call.messages)?;
         body.serialize_entry("stream", &self.call.stream)?;
+        if self.call.stream {
+            let options = serde_json::json!({"include_usage": true});
+            body.serialize_entry("stream_options", &options)?;
+        }
         for (name, value) in &self.call.extra {
             if !RESERVED.contains(&name.as_str()) {
                 body.serialize_entry(name, value)?;

@@ -40,7 +40,7 @@ fn reason_note(name: &'static str, reason: &str) -> TraceNote {
 
 /// Fails the turn with the error of a call.
 fn turn_failure(error: &EndpointError) -> TurnError {
-    TurnError::failed(error.code(), error.to_string())
+    error.turn_failure(error.to_string())
 }
 
 /// Whether the turn failed because the service lost the conversation.

@@ -1,8 +1,5 @@
 //! Reads the memory of a request, and limits how much of it a call sends.
 
-use std::collections::BTreeMap;
-
-use statehold_core::ids::RequestId;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::bodies::{ItemBody, Raw, parse};
 use statehold_engine::leased::LeasedRequest;
@@ -35,14 +32,31 @@ pub(crate) fn newest_fitting<T>(
     (exchanges.split_off(left_out), left_out)
 }
 
-/// The memory of a request: items of complete exchanges, oldest exchange first.
+/// The memory of a request, oldest exchange first.
 #[derive(Debug, Default)]
 pub(crate) struct PastExchanges {
-    pub(crate) items: Vec<StoredItem>,
-    /// Exchanges that ended without an answer, after a tool had run for them.
-    pub(crate) unanswered: BTreeMap<RequestId, RequestOutcome>,
+    pub(crate) exchanges: Vec<MemoryExchange>,
     /// Whether older exchanges were not read.
     pub(crate) is_cut: bool,
+}
+
+/// An exchange of a memory.
+#[derive(Debug)]
+pub(crate) struct MemoryExchange {
+    /// Never empty, oldest first.
+    pub(crate) items: Vec<StoredItem>,
+    pub(crate) outcome: RequestOutcome,
+}
+
+impl MemoryExchange {
+    /// The words in the place of the answer, if it ended without one after a tool had run for it.
+    pub(crate) fn missing_answer(&self) -> Option<&'static str> {
+        match self.outcome {
+            RequestOutcome::Completed => None,
+            RequestOutcome::Failed => Some(FAILED),
+            RequestOutcome::Cancelled => Some(STOPPED),
+        }
+    }
 }
 
 impl PastExchanges {
@@ -55,10 +69,12 @@ impl PastExchanges {
         };
         for exchange in page.exchanges.into_iter().rev() {
             past.is_cut |= exchange.too_large;
-            if exchange.outcome != RequestOutcome::Completed {
-                past.unanswered.insert(exchange.request, exchange.outcome);
+            if !exchange.items.is_empty() {
+                past.exchanges.push(MemoryExchange {
+                    items: exchange.items,
+                    outcome: exchange.outcome,
+                });
             }
-            past.items.extend(exchange.items);
         }
         Ok(past)
     }
@@ -66,18 +82,9 @@ impl PastExchanges {
     /// The `data` of the first input: it has the messages that a client brought along when its session began,
     /// which come before the first exchange.
     pub(crate) fn first_data(&self) -> Option<Raw> {
-        let first = self.items.first().filter(|_| !self.is_cut)?;
-        let body: ItemBody = parse(first.body.as_deref());
+        let first = self.exchanges.first().filter(|_| !self.is_cut)?;
+        let body: ItemBody = parse(first.items.first()?.body.as_deref());
         body.data
-    }
-
-    /// The words in the place of the answer that an exchange does not have.
-    pub(crate) fn missing_answer(&self, request: RequestId) -> Option<&'static str> {
-        match self.unanswered.get(&request)? {
-            RequestOutcome::Completed => None,
-            RequestOutcome::Failed => Some(FAILED),
-            RequestOutcome::Cancelled => Some(STOPPED),
-        }
     }
 }
 

@@ -29,6 +29,8 @@ const ANSWER_BYTES_MAX: usize = 8 * 1024 * 1024;
 const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 /// Time limit for reading an error body.
 const REFUSAL_MAX: Duration = Duration::from_secs(5);
+/// The longest time that a service may ask callers to wait.
+const RETRY_AFTER_SECONDS_MAX: f64 = 86_400.0;
 /// Delay before the first retry. Doubles with each retry.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Deadline used if the configured timeout overflows the clock.
@@ -173,10 +175,16 @@ impl ServiceRequest {
         let status = codes.find_map(parse_status);
         let said = refusal.message.and_then(parse_text);
         let said = said.unwrap_or_else(|| error.to_owned());
-        self.refusal(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &said)
+        let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        self.refusal(status, &said, None)
     }
 
-    fn refusal(&self, status: StatusCode, said: &str) -> EndpointError {
+    fn refusal(
+        &self,
+        status: StatusCode,
+        said: &str,
+        retry_after_seconds: Option<u64>,
+    ) -> EndpointError {
         let message = redact_and_clip(said, self.secrets());
         let message = if message.is_empty() {
             status
@@ -186,7 +194,11 @@ impl ServiceRequest {
         } else {
             message
         };
-        EndpointError::Status { status, message }
+        EndpointError::Status {
+            status,
+            message,
+            retry_after_seconds,
+        }
     }
 
     /// Values to redact if the service repeats them in an error.
@@ -288,8 +300,10 @@ impl<'a> ServiceResponse<'a> {
             return self.request.refusal(
                 status,
                 "redirects are not followed; set `base_url` to the final address",
+                None,
             );
         }
+        let retry_after = retry_after_seconds(self.headers());
         self.bytes_left = REFUSAL_BYTES_MAX;
         self.shorten_deadline(REFUSAL_MAX);
         let mut body = Vec::new();
@@ -298,8 +312,22 @@ impl<'a> ServiceResponse<'a> {
             body.extend_from_slice(&chunk);
         }
         let body = String::from_utf8_lossy(&body);
-        self.request.refusal(status, &error_text(&body))
+        let said = error_text(&body);
+        self.request.refusal(status, &said, retry_after)
     }
+}
+
+/// The number of seconds in `Retry-After`, a day at most. A date is ignored.
+fn retry_after_seconds(headers: &HeaderMap) -> Option<u64> {
+    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
+    let seconds: f64 = seconds.trim().parse().ok()?;
+    let is_time = (0.0..=RETRY_AFTER_SECONDS_MAX).contains(&seconds);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is between 0 and a day"
+    )]
+    is_time.then_some(seconds.ceil() as u64)
 }
 
 /// Error bodies of chat completions, of common Python frameworks, and of problem details (RFC 9457).

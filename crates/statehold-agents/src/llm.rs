@@ -28,7 +28,7 @@ use crate::runner::{AgentRun, CallReport, StepExtras, StepKind, Toolbox};
 use crate::spec::LlmSpec;
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 use call_check::{CallChecker, RefusedCalls};
-use model_messages::{ModelMessages, with_files};
+use model_messages::{MediaBudget, ModelMessages, with_files};
 
 /// Tool servers that could not be asked for their tools in a turn, with the reasons.
 type LeftOutServers = BTreeMap<Name, String>;
@@ -150,16 +150,20 @@ impl Agent for LlmAgent {
         let mut conversation = ModelMessages::default();
         let past = PastExchanges::read(&run.request).await?;
         let is_cut = past.is_cut;
-        let left_out = if past.items.is_empty() {
-            // A caller's history counts only if the agent knows nothing here.
-            conversation.push_caller_history(run.input.data.as_ref())
-        } else {
-            conversation.push_past(&past)
-        };
-        drop(past);
         let shared = run.session_values(&run.spec.import).await?;
         let before = shared_block(&shared, &with_files(&run.input));
-        conversation.push_input(&run.input, before.as_deref());
+        // The files of the new message come before those of earlier ones.
+        let mut media = MediaBudget::of_model(&self.model.input);
+        let mut input = ModelMessages::default();
+        input.push_input(&run.input, before.as_deref(), &mut media);
+        let left_out = if past.exchanges.is_empty() {
+            // A caller's history counts only if the agent knows nothing here.
+            conversation.push_caller_history(run.input.data.as_ref(), &mut media)
+        } else {
+            conversation.push_past(&past, &mut media)
+        };
+        drop(past);
+        conversation.append(input);
         let agent = run.spec.name.clone();
         let mut toolbox = Toolbox::new(Arc::clone(&self.tools), self.spec.tool_servers.clone());
         let mut draft = DraftWriter::of(run);

@@ -6,9 +6,11 @@ use statehold_core::command::Output;
 use statehold_core::ids::RequestId;
 use statehold_core::item::{Attachment, AttachmentSource, Role};
 use statehold_engine::bodies::{
-    AttachmentBody, ItemBody, Raw, message_in, parse, payload, text_of, to_bytes,
+    AttachmentBody, ItemBody, PartBody, Raw, message_in, parse, payload, text_of, to_bytes,
 };
 use statehold_engine::{Payloads, StoredItem, StoredRecord};
+
+use crate::spec::MediaKind;
 
 /// One input or output message.
 #[derive(Debug, Clone)]
@@ -16,6 +18,8 @@ pub(crate) struct AgentMessage {
     /// A string, or a list of parts.
     pub(crate) content: Raw,
     pub(crate) attachments: Vec<AttachmentBody>,
+    /// The order of texts and attachments, if they came as parts.
+    pub(crate) parts: Vec<PartBody>,
     pub(crate) annotations: Option<Raw>,
     /// Data that clients do not see.
     pub(crate) data: Option<Raw>,
@@ -31,6 +35,7 @@ impl AgentMessage {
         Self {
             content: raw(&text),
             attachments: Vec::new(),
+            parts: Vec::new(),
             annotations: None,
             data: None,
         }
@@ -39,6 +44,42 @@ impl AgentMessage {
     /// The text, without images and attachments.
     pub(crate) fn text(&self) -> String {
         text_of(&self.content)
+    }
+
+    /// The texts and files of a message that came as parts, in their order, and the attachments that came
+    /// beside them. `text` is the text of the message.
+    pub(crate) fn placed_parts<'a>(
+        &'a self,
+        text: &'a str,
+    ) -> (Vec<MessagePart<'a>>, Vec<&'a AttachmentBody>) {
+        let mut files: Vec<_> = self.attachments.iter().map(Some).collect();
+        let mut take = |place: usize| files.get_mut(place).and_then(Option::take);
+        let (mut parts, mut rest) = (Vec::new(), text);
+        for part in &self.parts {
+            match part {
+                PartBody::Text(bytes) => {
+                    let (text, after) = rest.split_at_checked(*bytes).unwrap_or((rest, ""));
+                    parts.push(MessagePart::Text(text));
+                    rest = after.strip_prefix('\n').unwrap_or(after);
+                }
+                PartBody::Image { attachment, detail } => parts.extend(
+                    take(*attachment).map(|file| MessagePart::Image(file, detail.as_deref())),
+                ),
+                PartBody::File { attachment } => {
+                    parts.extend(take(*attachment).map(MessagePart::File));
+                }
+            }
+        }
+        // A router may have added instructions to the text.
+        let rest = if self.parts.is_empty() {
+            rest
+        } else {
+            rest.trim_start_matches('\n')
+        };
+        if !rest.is_empty() {
+            parts.push(MessagePart::Text(rest));
+        }
+        (parts, files.into_iter().flatten().collect())
     }
 
     /// Reads a stored item. None if it was erased.
@@ -63,6 +104,7 @@ impl AgentMessage {
         Some(Self {
             content: body.content?,
             attachments: files.flatten().collect(),
+            parts: body.parts,
             annotations: body.annotations,
             data: body.data,
         })
@@ -74,6 +116,7 @@ impl AgentMessage {
             content: Some(self.content.clone()),
             annotations: self.annotations.clone(),
             data: self.data.clone(),
+            parts: self.parts.clone(),
             ..ItemBody::default()
         };
         let files = self.attachments.iter().map(|file| {
@@ -96,6 +139,100 @@ impl AgentMessage {
                 .collect(),
         }
     }
+}
+
+/// A text or a file of a message.
+pub(crate) enum MessagePart<'a> {
+    Text(&'a str),
+    /// A picture, and how closely a model should look at it.
+    Image(&'a AttachmentBody, Option<&'a str>),
+    /// A file whose data is in base64.
+    File(&'a AttachmentBody),
+}
+
+impl<'a> MessagePart<'a> {
+    /// An attachment as a part, if its type says that it is a picture or a sound.
+    pub(crate) fn of_attachment(file: &'a AttachmentBody) -> Option<Self> {
+        match media_kind(file) {
+            MediaKind::Image => Some(Self::Image(file, None)),
+            MediaKind::Audio if file.data.is_some() => Some(Self::File(file)),
+            MediaKind::Audio | MediaKind::File => None,
+        }
+    }
+
+    pub(crate) fn file(&self) -> Option<&'a AttachmentBody> {
+        match self {
+            Self::Text(_) => None,
+            Self::Image(file, _) | Self::File(file) => Some(file),
+        }
+    }
+
+    /// The kind of input that a model must take to get it. None for text.
+    pub(crate) fn media(&self) -> Option<MediaKind> {
+        match self {
+            Self::Text(_) => None,
+            Self::Image(..) => Some(MediaKind::Image),
+            Self::File(file) => Some(media_kind(file)),
+        }
+    }
+
+    /// The part in the form of chat completions. None for a file that is only an address.
+    pub(crate) fn to_json(&self) -> Option<Value> {
+        match self {
+            Self::Text(text) => Some(text_part(text)),
+            Self::Image(file, detail) => {
+                let mut image = json!({ "url": file_url(file)? });
+                if let Some(detail) = detail {
+                    image["detail"] = (*detail).into();
+                }
+                Some(json!({"type": "image_url", "image_url": image}))
+            }
+            Self::File(file) if media_kind(file) == MediaKind::Audio => {
+                let kind = file.kind.as_deref().unwrap_or_default();
+                Some(audio_part(kind, file.data.as_deref()?))
+            }
+            Self::File(file) => {
+                let mut sent = json!({ "file_data": file_url(file)? });
+                if let Some(title) = &file.title {
+                    sent["filename"] = title.as_str().into();
+                }
+                Some(json!({"type": "file", "file": sent}))
+            }
+        }
+    }
+}
+
+/// The address of a file, or one that holds its data.
+fn file_url(file: &AttachmentBody) -> Option<String> {
+    let data = || {
+        let kind = file.kind.as_deref().unwrap_or_default();
+        Some(format!("data:{kind};base64,{}", file.data.as_ref()?))
+    };
+    file.url.clone().or_else(data)
+}
+
+fn media_kind(file: &AttachmentBody) -> MediaKind {
+    let kind = file.kind.as_deref().unwrap_or_default();
+    match kind.split('/').next() {
+        Some("image") => MediaKind::Image,
+        Some("audio") => MediaKind::Audio,
+        _ => MediaKind::File,
+    }
+}
+
+/// A text as a part of a message.
+pub(crate) fn text_part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+/// A sound as a part of a message.
+pub(crate) fn audio_part(kind: &str, data: &str) -> Value {
+    let format = match kind.rsplit('/').next().unwrap_or_default() {
+        "mpeg" => "mp3",
+        "x-wav" | "wave" => "wav",
+        other => other,
+    };
+    json!({"type": "input_audio", "input_audio": {"data": data, "format": format}})
 }
 
 /// A tool call in the form of chat completions.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use statehold_core::name::Name;
+use statehold_engine::api::turn::TokenUsage;
 use statehold_engine::bodies::Raw;
 
-use crate::chat::{ChatClient, ChatEndpoint, ChatReply, CompletionRequest, TokenUsage};
+use crate::chat::{ChatClient, ChatEndpoint, ChatReply, CompletionRequest};
 use crate::http::EndpointError;
 use crate::message::raw;
 use crate::spec::{MediaKind, ModelSpec};
@@ -106,25 +107,20 @@ impl ModelClient {
 
     pub(crate) async fn send(
         &self,
-        mut call: CompletionRequest,
+        call: CompletionRequest,
         on_text: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(ChatReply, ModelUsage), TurnError> {
-        if call.stream {
-            let options = serde_json::json!({"include_usage": true});
-            call.extra.insert("stream_options".to_owned(), options);
-        }
         let asked: usize = call.messages.iter().map(|one| one.get().len()).sum();
         let reply = match self.chat.chat(&self.endpoint, &call, on_text).await {
             Ok(reply) => reply,
             Err(error) => {
-                let code = error.code();
+                let failed = error.turn_failure(String::new());
                 // Searching the whole request may be slow, so do it off the async threads.
                 let shown = tokio::task::spawn_blocking(move || {
                     remove_repeated_text(error, &call.messages).to_string()
                 });
                 let shown = shown.await.unwrap_or_else(|_| NOT_SHOWN.to_owned());
-                let message = format!("the model `{}`: {shown}", self.name);
-                return Err(TurnError::failed(code, message));
+                return Err(failed.with_message(format!("the model `{}`: {shown}", self.name)));
             }
         };
         let usage = ModelUsage::of(&reply, asked);
@@ -138,16 +134,13 @@ impl ModelClient {
 
 /// Removes error texts that repeat the prompt or other parts of the request: errors are stored and
 /// shown to people who may not see those.
-fn remove_repeated_text(error: EndpointError, sent: &[Raw]) -> EndpointError {
-    let EndpointError::Status { status, message } = error else {
-        return error;
-    };
-    let message = if repeats_request(&message, sent) {
-        NOT_SHOWN.to_owned()
-    } else {
-        message
-    };
-    EndpointError::Status { status, message }
+fn remove_repeated_text(mut error: EndpointError, sent: &[Raw]) -> EndpointError {
+    if let EndpointError::Status { message, .. } = &mut error
+        && repeats_request(message, sent)
+    {
+        NOT_SHOWN.clone_into(message);
+    }
+    error
 }
 
 /// Whether an error contains a piece of the request. Searches for all pieces in one pass over the
@@ -210,10 +203,7 @@ impl ModelUsage {
             .sum();
         let bytes = asked_bytes + answered + reply.content.len();
         let guessed = u64::try_from(bytes.div_ceil(BYTES_PER_TOKEN)).unwrap_or(u64::MAX);
-        let counted = reply.usage.map(|usage| {
-            let parts = usage.prompt_tokens.saturating_add(usage.completion_tokens);
-            usage.total_tokens.max(parts)
-        });
+        let counted = reply.usage.map(|usage| usage.total());
         Self {
             reported: reply.usage,
             tokens: counted.unwrap_or(guessed),
@@ -222,15 +212,10 @@ impl ModelUsage {
 
     /// Sum of both.
     pub(crate) fn plus(self, other: Self) -> Self {
-        let sum = |a: TokenUsage, b: TokenUsage| TokenUsage {
-            prompt_tokens: a.prompt_tokens.saturating_add(b.prompt_tokens),
-            completion_tokens: a.completion_tokens.saturating_add(b.completion_tokens),
-            total_tokens: a.total_tokens.saturating_add(b.total_tokens),
-        };
         let both = self.reported.zip(other.reported);
         Self {
             reported: both
-                .map(|(a, b)| sum(a, b))
+                .map(|(a, b)| a.plus(b))
                 .or(self.reported)
                 .or(other.reported),
             tokens: self.tokens.saturating_add(other.tokens),
@@ -257,6 +242,7 @@ mod tests {
             let error = EndpointError::Status {
                 status: http::StatusCode::BAD_REQUEST,
                 message: message.to_owned(),
+                retry_after_seconds: None,
             };
             remove_repeated_text(error, &sent).to_string()
         };

@@ -122,7 +122,7 @@ impl Agent for RouterAgent {
             ChildAnswer::Completed(message) => message,
             ChildAnswer::Failed(failure) => {
                 let message = format!("{agent}: {}", failure.message);
-                return Err(TurnError::failed(&failure.code, message));
+                return Err(TurnError::Failed(failure).with_message(message));
             }
         };
         Ok(TurnAnswer::plain(match &self.answer_writer {

@@ -314,6 +314,8 @@ pub enum MediaKind {
     Image,
     /// Sounds.
     Audio,
+    /// Other files, such as documents.
+    File,
 }
 
 /// A tool server that speaks MCP.

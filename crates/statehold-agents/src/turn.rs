@@ -96,6 +96,9 @@ pub(crate) struct TurnFailure {
     /// Cause and remedy.
     #[serde(serialize_with = "clipped")]
     pub(crate) message: String,
+    /// When a service that limits its calls wants to be asked again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) retry_after_seconds: Option<u64>,
 }
 
 /// Truncates at serialization, so that no error is stored unbounded.
@@ -125,7 +128,16 @@ impl TurnError {
         Self::Failed(TurnFailure {
             code: code.to_owned(),
             message: message.into(),
+            retry_after_seconds: None,
         })
+    }
+
+    /// The same failure in other words.
+    pub(crate) fn with_message(mut self, message: String) -> Self {
+        if let Self::Failed(failure) = &mut self {
+            failure.message = message;
+        }
+        self
     }
 
     /// A recorded step that the resumed turn cannot parse.
@@ -185,6 +197,7 @@ mod tests {
             let failure = TurnFailure {
                 code: "agent_error".to_owned(),
                 message: message.to_owned(),
+                retry_after_seconds: None,
             };
             let kept = serde_json::to_value(&failure).expect("JSON");
             kept["message"].as_str().expect("text").to_owned()

@@ -14,8 +14,8 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::ids::HoldId;
-use crate::limits::EXACT_INTEGER_MAX;
 use crate::name::serde_as_text;
+use crate::number::{InexactNumber, canonical_value, require_exact_arguments};
 
 /// A digest of 32 bytes. Printed as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -136,12 +136,9 @@ impl BodyRef {
     }
 }
 
-/// Why a JSON value has no canonical form that every reader understands alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a number in the arguments cannot be held by a double without loss")]
-pub struct InexactNumber;
-
 /// The canonical bytes (RFC 8785) of a value that serializes to JSON.
+///
+/// Integers of 2^53 or more become doubles: values from outside have [`canonical_value`].
 ///
 /// # Panics
 ///
@@ -154,32 +151,11 @@ pub fn canonical_bytes<T: Serialize>(value: &T) -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// Refuses numbers that a double cannot hold: two readers would see two different actions.
+/// Refuses numbers that are not kept exactly: two readers would see two different actions.
 pub fn action_digest(hold: HoldId, tool: &str, args: &Value) -> Result<Digest, InexactNumber> {
-    require_exact_numbers(args)?;
+    require_exact_arguments(args)?;
     let action = serde_json::json!({ "v": 1, "hold_id": hold, "tool": tool, "args": args });
-    Ok(Digest::sha256(&canonical_bytes(&action)))
-}
-
-/// Refuses numbers that a double cannot hold.
-///
-/// # Errors
-///
-/// If there is one, however deep.
-pub fn require_exact_numbers(value: &Value) -> Result<(), InexactNumber> {
-    match value {
-        Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
-        Value::Number(number) => {
-            let exact = match (number.as_u64(), number.as_i64()) {
-                (Some(n), _) => n <= EXACT_INTEGER_MAX,
-                (None, Some(n)) => n.unsigned_abs() <= EXACT_INTEGER_MAX,
-                (None, None) => number.as_f64().is_some_and(f64::is_finite),
-            };
-            if exact { Ok(()) } else { Err(InexactNumber) }
-        }
-        Value::Array(values) => values.iter().try_for_each(require_exact_numbers),
-        Value::Object(fields) => fields.values().try_for_each(require_exact_numbers),
-    }
+    Ok(Digest::sha256(&canonical_value(&action)))
 }
 
 #[cfg(test)]
@@ -219,13 +195,21 @@ mod tests {
     }
 
     #[test]
-    fn numbers_a_double_cannot_hold_are_refused() {
+    fn doubles_that_readers_take_for_other_integers_are_refused() {
         for args in [
-            json!(9_007_199_254_740_992_u64),
-            json!({"deep": [-9_007_199_254_740_992_i64]}),
+            json!(9_007_199_254_740_992.0),
+            json!({"deep": [-9_007_199_254_740_992.0]}),
         ] {
             assert_eq!(digest_of(&args), Err(InexactNumber), "{args}");
         }
         assert!(digest_of(&json!(9_007_199_254_740_991_u64)).is_ok());
+    }
+
+    #[test]
+    fn integers_of_64_bits_that_a_double_confuses_have_different_digests() {
+        let of = |n: u64| digest_of(&json!({ "n": n })).expect("exact");
+        assert_ne!(of(9_007_199_254_740_992), of(9_007_199_254_740_993));
+        assert_ne!(of(u64::MAX), of(u64::MAX - 1));
+        assert!(digest_of(&json!(i64::MIN)).is_ok());
     }
 }

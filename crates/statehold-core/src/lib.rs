@@ -19,6 +19,7 @@ pub mod memory;
 pub mod merge;
 pub mod mutant;
 pub mod name;
+pub mod number;
 pub mod principal;
 pub mod projection;
 pub mod record;

@@ -40,7 +40,7 @@ pub const MERGED_BYTES_MAX: usize = 8 * 1024 * 1024;
 pub const QUORUM_MAX: u16 = 32;
 /// Longest time a hold may wait: ten years.
 pub const HOLD_MS_MAX: u64 = 10 * 366 * 24 * 3_600 * 1_000;
-/// Largest integer in a record or an action: every reader of JSON holds it exactly.
+/// Largest integer in a record: every reader of JSON holds it exactly.
 pub const EXACT_INTEGER_MAX: u64 = (1 << 53) - 1;
 /// Shortest and longest life of a session: a second, ten years.
 pub const SESSION_TTL_MS: std::ops::RangeInclusive<u64> = 1_000..=10 * 366 * 24 * 3_600 * 1_000;

@@ -166,18 +166,28 @@ fn types_text(policy: MergePolicy, found: Option<&str>, sent: &str) -> String {
 }
 
 fn add(old: &Number, new: &Number) -> Result<Value, MergeError> {
-    if let (Some(a), Some(b)) = (old.as_i64(), new.as_i64()) {
-        let sum = a.checked_add(b).ok_or(MergeError::Overflow)?;
-        return if sum.unsigned_abs() <= EXACT_INTEGER_MAX {
-            Ok(sum.into())
-        } else {
-            Err(MergeError::Overflow)
+    let integers = (integer(old), integer(new));
+    if let (Some(a), Some(b)) = integers {
+        return match i64::try_from(a + b) {
+            Ok(sum) if sum.unsigned_abs() <= EXACT_INTEGER_MAX => Ok(sum.into()),
+            _ => Err(MergeError::Overflow),
         };
+    }
+    // The sum of a fraction and an integer that no double holds would be another number.
+    let is_held = |n: i128| n.unsigned_abs() <= u128::from(EXACT_INTEGER_MAX);
+    let mut held = [integers.0, integers.1].into_iter().flatten();
+    if !held.all(is_held) {
+        return Err(MergeError::Overflow);
     }
     let sum = old.as_f64().zip(new.as_f64()).map(|(a, b)| a + b);
     sum.and_then(Number::from_f64)
         .map(Value::Number)
         .ok_or(MergeError::Overflow)
+}
+
+fn integer(number: &Number) -> Option<i128> {
+    let signed = number.as_i64().map(i128::from);
+    signed.or_else(|| number.as_u64().map(i128::from))
 }
 
 /// The old list as it is, duplicates included, then each new value that is not there yet.

@@ -36,6 +36,30 @@ pub struct ItemBody {
     /// Of an input: a credential came with it. The credential itself stays in memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub had_credential: bool,
+    /// Of a message that came as parts with files: their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PartBody>,
+}
+
+/// The place of a text or a file in a message that came as parts. Files are attachments of its item.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PartBody {
+    /// The next bytes of the content. A line feed separates texts.
+    Text(usize),
+    /// A picture.
+    Image {
+        /// Its place among the attachments.
+        attachment: usize,
+        /// How closely a model should look at it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        detail: Option<String>,
+    },
+    /// Another file.
+    File {
+        /// Its place among the attachments.
+        attachment: usize,
+    },
 }
 
 /// A file: its URL, the URL of its source, or its bytes.

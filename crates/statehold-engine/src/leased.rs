@@ -154,7 +154,7 @@ pub struct EarlierAttempts {
 }
 
 /// The failed request that a request continues, from the record that started it.
-fn continued_by(started: &StoredRecord, of: RequestId) -> Option<RequestId> {
+pub(crate) fn continued_by(started: &StoredRecord, of: RequestId) -> Option<RequestId> {
     let mut events = started.record.content.events.iter();
     events.find_map(|event| match event {
         Event::RequestStarted {

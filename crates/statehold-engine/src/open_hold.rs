@@ -8,13 +8,14 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::command::{Command, Fenced, Rejection};
-use statehold_core::digest::{Digest, action_digest, canonical_bytes, require_exact_numbers};
+use statehold_core::digest::{Digest, action_digest};
 use statehold_core::hold::{
     CallTarget, DecideBy, DecisionKind, Effect, HoldKind, NewHold, OnExpiry, Risk,
 };
 use statehold_core::ids::{HoldId, IdMint, ItemId, RequestId, SessionId};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
 use statehold_core::name::Name;
+use statehold_core::number::{canonical_value, require_exact_arguments};
 use statehold_core::session::SessionState;
 
 use crate::api::hold::HoldView;
@@ -401,7 +402,7 @@ fn require_args(action: &NewAction) -> Result<Value, EngineError> {
         });
     }
     let args = parse_args(&action.args, "action.args")?;
-    require_exact_numbers(&args).map_err(|error| EngineError::InvalidField {
+    require_exact_arguments(&args).map_err(|error| EngineError::InvalidField {
         path: "action.args",
         what: error.to_string(),
     })?;
@@ -419,7 +420,7 @@ fn require_same(tool: &str, shown: &Value, recorded: &ItemBody) -> Result<(), En
     let arguments: Option<Value> =
         arguments.and_then(|arguments| serde_json::from_str(arguments.get()).ok());
     let is_same = recorded.name.as_deref() == Some(tool)
-        && arguments.is_some_and(|arguments| canonical_bytes(&arguments) == canonical_bytes(shown));
+        && arguments.is_some_and(|arguments| canonical_value(&arguments) == canonical_value(shown));
     if is_same {
         Ok(())
     } else {

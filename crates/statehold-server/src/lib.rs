@@ -9,7 +9,7 @@ mod reload;
 
 use std::sync::LazyLock;
 
-use ::http::HeaderValue;
+use ::http::{HeaderValue, Uri};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{self, Next};
@@ -86,8 +86,8 @@ fn routes() -> OpenApiRouter<App> {
         .merge(operations::routes())
 }
 
-async fn no_route() -> Problem {
-    Problem::not_found()
+async fn no_route(uri: Uri) -> Problem {
+    openai::errors::not_served(uri.path()).unwrap_or_else(Problem::not_found)
 }
 
 async fn no_method() -> Problem {

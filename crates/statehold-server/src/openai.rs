@@ -28,7 +28,8 @@ use statehold_engine::api::caller::act_for;
 use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::session::SessionInput;
 use statehold_engine::api::turn::{
-    self, CarriedMessage, Conversation, OpenTurn, TurnHandle, TurnInput, UserMessage,
+    self, CarriedMessage, Conversation, OpenTurn, TurnEvent, TurnHandle, TurnInput, TurnSnapshot,
+    UserMessage,
 };
 use statehold_engine::{Call, Credential, EngineError, Role, Share};
 use tokio::sync::mpsc;
@@ -51,6 +52,8 @@ use crate::native::AnswerHeaders;
 const PAUSE_SECONDS_MAX: u64 = 86_400;
 /// A call that may wait longer than this takes a share of the streams.
 const WAIT_FREE: Duration = Duration::from_mins(1);
+/// How long the head of a stream waits for the first event of a hosted agent, so that a failure has its status.
+const HEAD_MAX: Duration = Duration::from_secs(2);
 /// How many pieces of a stream wait for a slow client.
 const PIECES_MAX: usize = 16;
 /// The user of a session that no user was named for.
@@ -141,8 +144,7 @@ impl ChatCall {
         }
         match share {
             Some(share) if is_stream => {
-                let only_here = known.only_here;
-                self.stream(app, turn, scratch, share, only_here).await
+                Box::pin(self.stream(app, turn, scratch, share, known)).await
             }
             _ => {
                 let answer = Box::pin(self.answer(&app, turn, scratch, known));
@@ -211,7 +213,7 @@ impl ChatCall {
             let decisions = self.chat.decisions().to_vec();
             turn::open_turn(engine, log, input(session), decisions).await?
         } else {
-            let new = self.new_session(&agent)?;
+            let new = self.new_session(app, &agent)?;
             let opened = match conversation {
                 Some(told) => {
                     Box::pin(turn::open_turn_in_recalled_session(
@@ -292,7 +294,7 @@ impl ChatCall {
     }
 
     /// The session that the call creates, and the call that creates it.
-    fn new_session(&self, agent: &Name) -> Result<(Call, SessionInput), Problem> {
+    fn new_session(&self, app: &App, agent: &Name) -> Result<(Call, SessionInput), Problem> {
         self.require_no_session("a new session")?;
         let chat = &self.chat;
         let in_body = chat.user.as_ref().or(chat.safety_identifier.as_ref());
@@ -311,6 +313,7 @@ impl ChatCall {
                 None => Some(named.map_or(ANONYMOUS, String::as_str).to_owned()),
             },
             agent: Some(agent.to_string()),
+            ttl_seconds: app.options.chat_session_ttl_seconds,
             ..SessionInput::default()
         };
         let call = Call {
@@ -342,6 +345,14 @@ impl ChatCall {
         !has_session && self.chat.has_tools()
     }
 
+    /// Whether this server runs the agent.
+    fn is_hosted(&self, app: &App) -> bool {
+        let book = app.options.agents.get();
+        let mut agents = book.agents.values();
+        let spec = agents.find(|spec| spec.name.as_str() == self.chat.model);
+        spec.is_some_and(|spec| spec.kind.is_hosted())
+    }
+
     /// The time until which a pause is waited for: none without a session, to which the client could return.
     fn deadline(&self, has_session: bool) -> Instant {
         if has_session {
@@ -361,19 +372,7 @@ impl ChatCall {
     ) -> Result<Response, Problem> {
         let (handle, earlier, has_session) = (turn.handle, turn.earlier, scratch.is_none());
         let snapshot = handle.outcome(self.deadline(has_session)).await?;
-        let failure = handle.failure(&snapshot).await;
-        if let Some(scratch) = &scratch {
-            let end = (&handle, failure.is_some());
-            app.failed_calls.settle(app, scratch, end);
-        }
-        if let Some(failed) = failure {
-            // An error has no room for answers of other turns: they come with the next call.
-            known.receipt = has_session.then(|| app.deliveries.receipt(&handle, &[], &snapshot));
-            return Err(failed.into());
-        }
-        if snapshot.is_paused() && !has_session {
-            return Err(needs_session());
-        }
+        require_answer(app, &handle, scratch.as_ref(), &snapshot, known).await?;
         let receipt = has_session.then(|| app.deliveries.receipt(&handle, &earlier, &snapshot));
         let model = self.chat.model.clone();
         let mut completion =
@@ -403,11 +402,23 @@ impl ChatCall {
         turn: OpenTurn,
         scratch: Option<Arc<ScratchSession>>,
         share: Share,
-        only_here: Option<SessionId>,
+        known: &mut TurnContext,
     ) -> Result<Response, Problem> {
         let (handle, has_session) = (turn.handle, scratch.is_none());
         let started_at = handle.started_at().await?;
         let (with_calls, wait_until) = (self.wants_calls(has_session), self.deadline(has_session));
+        let mut follower = handle.follow(wait_until);
+        let mut first = None;
+        if self.is_hosted(&app) {
+            let next = self.asked.while_valid(follower.next());
+            first = tokio::time::timeout(HEAD_MAX, next)
+                .await
+                .ok()
+                .transpose()?;
+        }
+        if let Some(TurnEvent::Over(snapshot)) = &first {
+            require_answer(&app, &handle, scratch.as_ref(), snapshot, known).await?;
+        }
         let mut completion =
             CompletionWriter::new(self.chat.model, &handle, started_at, has_session);
         completion.earlier = turn.earlier;
@@ -424,17 +435,41 @@ impl ChatCall {
             turn: handle,
             completion,
             api_key: self.asked.api_key,
-            wait_until,
             base: self.base,
             pieces,
             drafted: String::new(),
             scratch,
             with_calls,
-            only_here,
+            only_here: known.only_here,
         };
-        tokio::spawn(writer.write());
+        tokio::spawn(writer.write(follower, first));
         Ok(response)
     }
+}
+
+/// Fails if a turn has ended without an answer, or is paused and its client cannot come back.
+async fn require_answer(
+    app: &App,
+    turn: &TurnHandle,
+    scratch: Option<&Arc<ScratchSession>>,
+    snapshot: &TurnSnapshot,
+    known: &mut TurnContext,
+) -> Result<(), Problem> {
+    let failure = turn.failure(snapshot).await;
+    if let Some(scratch) = scratch {
+        let end = (turn, failure.is_some());
+        app.failed_calls.settle(app, scratch, end);
+    }
+    if let Some(failed) = failure {
+        // An error has no room for answers of other turns: they come with the next call.
+        let has_session = scratch.is_none();
+        known.receipt = has_session.then(|| app.deliveries.receipt(turn, &[], snapshot));
+        return Err(failed.into());
+    }
+    if snapshot.is_paused() && scratch.is_some() {
+        return Err(needs_session());
+    }
+    Ok(())
 }
 
 /// An agent that is declared.

@@ -50,6 +50,7 @@ pub(crate) struct Config {
     pub(crate) auth: AuthConfig,
     pub(crate) log: LogConfig,
     pub(crate) limits: LimitsConfig,
+    pub(crate) chat: ChatConfig,
     pub(crate) push: PushConfig,
     /// The models that agents use.
     #[serde(default, skip_serializing)]
@@ -171,6 +172,30 @@ impl Default for LimitsConfig {
             calls_burst: NonZeroU32::new(100).expect("not zero"),
             answer_bytes_max: NonZeroUsize::new(64 << 20).expect("not zero"),
         }
+    }
+}
+
+/// Chat for OpenAI clients.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChatConfig {
+    /// How many days a session that a chat call creates lives after its last commit. 0 means for ever.
+    pub(crate) session_ttl_days: u16,
+}
+
+impl Default for ChatConfig {
+    fn default() -> Self {
+        Self {
+            session_ttl_days: 30,
+        }
+    }
+}
+
+impl ChatConfig {
+    /// The lifetime of such a session, ten years at most. None means for ever.
+    pub(crate) fn session_ttl_seconds(&self) -> Option<u64> {
+        let days = u64::from(self.session_ttl_days.min(3_660));
+        (days > 0).then_some(days * 24 * 3_600)
     }
 }
 

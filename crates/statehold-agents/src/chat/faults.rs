@@ -117,9 +117,14 @@ async fn a_lasting_failure_uses_up_all_retries() {
         let expected = EndpointError::Status {
             status: StatusCode::from_u16(status).expect("a status"),
             message: "out of order".to_owned(),
+            retry_after_seconds: None,
         };
         assert_eq!(outcome.error(), &expected);
-        assert_eq!(outcome.error().code(), "agent_error");
+        let code = match status {
+            429 => "agent_rate_limited",
+            _ => "agent_error",
+        };
+        assert_eq!(outcome.error().code(), code);
         assert_eq!(outcome.calls, 3);
     }
 }
@@ -163,6 +168,7 @@ async fn a_refusal_is_not_retried_and_gives_the_reason() {
         let expected = EndpointError::Status {
             status: StatusCode::from_u16(status).expect("a status"),
             message: message.to_owned(),
+            retry_after_seconds: None,
         };
         assert_eq!(outcome.error(), &expected);
         assert_eq!(outcome.calls, 1);
@@ -499,6 +505,7 @@ async fn an_error_inside_a_stream_is_what_the_service_says() {
         let expected = EndpointError::Status {
             status: StatusCode::from_u16(status).expect("a status"),
             message: message.to_owned(),
+            retry_after_seconds: None,
         };
         assert_eq!(outcome.error(), &expected);
         // No retry: the beginning of the answer was already streamed.

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use http::HeaderMap;
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use statehold_engine::api::turn::TokenUsage;
 
 use super::envelope::{ContentPart, EnvelopeMessage, EnvelopeToolCall, ReplyEnvelope};
 use crate::http::EndpointError;
@@ -43,18 +43,6 @@ impl RawToolCall {
         self.arguments.trim_end().ends_with('}')
             && serde_json::from_str::<serde::de::IgnoredAny>(&self.arguments).is_ok()
     }
-}
-
-/// Token usage of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(clippy::struct_field_names, reason = "the names on the wire")]
-pub(crate) struct TokenUsage {
-    #[serde(default)]
-    pub(crate) prompt_tokens: u64,
-    #[serde(default)]
-    pub(crate) completion_tokens: u64,
-    #[serde(default)]
-    pub(crate) total_tokens: u64,
 }
 
 /// Reply of a chat endpoint or a conversation service.

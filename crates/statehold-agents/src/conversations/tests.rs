@@ -262,7 +262,7 @@ async fn what_may_have_arrived_is_not_said_again() {
         ),
         (
             ScriptedResponse::text(429, "text/plain", "busy"),
-            "agent_error",
+            "agent_rate_limited",
         ),
         (
             ScriptedResponse::events(vec![BodyStep::Cut]),

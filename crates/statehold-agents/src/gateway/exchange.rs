@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use statehold_core::ids::RequestId;
 use statehold_core::item::{ItemKind, Role};
 use statehold_engine::StoredItem;
 use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse};
@@ -12,7 +11,7 @@ use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse};
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
 use crate::history::{PastExchanges, left_out_note, newest_fitting};
-use crate::message::{AgentMessage, raw};
+use crate::message::{AgentMessage, MessagePart, raw};
 use crate::turn::TraceNote;
 
 /// Name of the note stored with an answer that has state or attachments to send back.
@@ -65,18 +64,32 @@ impl<'a> SentCustomContent<'a> {
 
 /// A user message, with the block of session values before it.
 pub(super) fn user_message(message: &AgentMessage, told: Option<&SharedContext>) -> Raw {
-    let content = match shared::block(told, &message.text()) {
-        None => message.content.clone(),
-        Some(block) => shared::with_block(&block, &message.content),
+    let text = message.text();
+    let (content, files) = content_and_files(message, &text);
+    let content = match shared::block(told, &text) {
+        None => content,
+        Some(block) => shared::with_block(&block, &content),
     };
     let state = told.map(|told| raw(&BTreeMap::from([("shared_context", &told.values)])));
-    let files: &[AttachmentBody] = &message.attachments;
     let files = (!files.is_empty()).then(|| raw(&files));
     raw(&SentMessage {
         role: "user",
         content: &content,
         custom_content: SentCustomContent::of(files, state.as_ref()),
     })
+}
+
+/// The content of a message, with its parts as they came, and the attachments that go beside it.
+fn content_and_files<'a>(
+    message: &'a AgentMessage,
+    text: &'a str,
+) -> (Raw, Vec<&'a AttachmentBody>) {
+    let (parts, beside) = message.placed_parts(text);
+    if message.parts.is_empty() {
+        return (message.content.clone(), beside);
+    }
+    let parts = parts.iter().filter_map(MessagePart::to_json);
+    (raw(&parts.collect::<Vec<_>>()), beside)
 }
 
 fn assistant_message(content: &Raw, attachments: &[Raw], state: Option<&Raw>) -> Raw {
@@ -119,19 +132,15 @@ pub(super) fn set_aside(reason: &str, state: &Raw) -> TraceNote {
 /// The exchanges that a request knows, oldest first.
 pub(super) fn restore(past: &PastExchanges, rules: Option<&StateRules>) -> RestoredHistory {
     let mut restored = RestoredHistory::default();
-    let (mut left_out, mut exchange) = (0, PastExchange::default());
-    let mut current: Option<RequestId> = None;
-    for item in &past.items {
-        let request = item.placed.request;
-        if current != Some(request) {
-            restored.add_exchange(std::mem::take(&mut exchange), rules, &mut left_out);
-            current = Some(request);
-            let missing = past.missing_answer(request);
-            exchange.answered = missing.map(AgentMessage::plain);
-        }
-        exchange.read(item);
+    let mut left_out = 0;
+    for known in &past.exchanges {
+        let mut exchange = PastExchange {
+            answered: known.missing_answer().map(AgentMessage::plain),
+            ..PastExchange::default()
+        };
+        known.items.iter().for_each(|item| exchange.read(item));
+        restored.add_exchange(exchange, rules, &mut left_out);
     }
-    restored.add_exchange(exchange, rules, &mut left_out);
     let bytes = |(asked, answered): &(Raw, Raw)| asked.get().len() + answered.get().len();
     let (kept, too_old) = newest_fitting(std::mem::take(&mut restored.exchanges), bytes);
     restored.messages = kept.into_iter().flat_map(|(a, b)| [a, b]).collect();

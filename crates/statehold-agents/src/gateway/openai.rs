@@ -443,7 +443,7 @@ fn unknown_or_failed(error: &EndpointError) -> TurnError {
         "{error}; declare the agent with memory = \"track\" if it keeps sessions itself, as another \
          Statehold does; if not, check `base_url` and `model`"
     );
-    TurnError::failed(error.code(), message)
+    error.turn_failure(message)
 }
 
 /// Whether the caller offered tools. Only then may the answer contain tool calls.

@@ -7,6 +7,7 @@ use http::StatusCode;
 
 use crate::outbound::{causes, is_tls_failure};
 use crate::secrets::SecretRedactor;
+use crate::turn::{TurnError, TurnFailure};
 
 /// Longest text copied from another service's error, in characters.
 const MESSAGE_CHARS_MAX: usize = 300;
@@ -31,6 +32,8 @@ pub(crate) enum EndpointError {
         status: StatusCode,
         /// The service's message, redacted and truncated.
         message: String,
+        /// When the service wants to be asked again.
+        retry_after_seconds: Option<u64>,
     },
     #[error("the connection ended before the answer did; look into the log of the service")]
     CutOff,
@@ -70,12 +73,30 @@ impl EndpointError {
         match self {
             Self::Timeout { .. } => "agent_timeout",
             Self::Unreachable(_) => "agent_unreachable",
+            Self::Status { status, .. } if *status == StatusCode::TOO_MANY_REQUESTS => {
+                "agent_rate_limited"
+            }
             Self::Status { .. } => "agent_error",
             Self::CutOff => "agent_cut_off",
             Self::Malformed(_) => "agent_malformed",
             Self::TooLarge(_) => "agent_too_large",
             Self::NotFound => "conversation_lost",
         }
+    }
+
+    /// Fails a turn with this error, told in these words.
+    pub(crate) fn turn_failure(&self, message: String) -> TurnError {
+        TurnError::Failed(TurnFailure {
+            code: self.code().to_owned(),
+            message,
+            retry_after_seconds: match self {
+                Self::Status {
+                    retry_after_seconds,
+                    ..
+                } => *retry_after_seconds,
+                _ => None,
+            },
+        })
     }
 
     /// Whether the service is down or overloaded, so that it has not processed the call.

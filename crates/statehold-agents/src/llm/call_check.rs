@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use statehold_core::digest::require_exact_numbers;
 use statehold_core::hold::Effect;
 use statehold_core::name::Name;
+use statehold_core::number::{require_exact_arguments, require_exact_text};
 use statehold_engine::bodies::Raw;
 use statehold_engine::policy::Effective;
 use statehold_engine::{Engine, Schema};
@@ -139,7 +139,10 @@ fn parse_arguments(written: &str) -> Result<Value, String> {
         return Ok(Value::Object(serde_json::Map::new()));
     }
     match serde_json::from_str(written) {
-        Ok(arguments @ Value::Object(_)) => Ok(arguments),
+        Ok(arguments @ Value::Object(_)) => match require_exact_text(written) {
+            Ok(()) => Ok(arguments),
+            Err(error) => Err(format!("{error}; nothing was called")),
+        },
         Ok(_) => Err(
             "the arguments are not a JSON object; nothing was called. Write an object".to_owned(),
         ),
@@ -185,7 +188,6 @@ fn require_holdable(name: &str, arguments: &Value) -> Result<(), String> {
         "this tool needs an approval, and its name is none that people can be asked about; it was not called"
             .to_owned()
     })?;
-    require_exact_numbers(arguments).map_err(|error| {
-        format!("this call needs an approval, and {error}; it was not called. Write the number as a text")
-    })
+    require_exact_arguments(arguments)
+        .map_err(|error| format!("this call needs an approval, and {error}; it was not called"))
 }

@@ -4,7 +4,7 @@
 //! The system prompt is not part of it. All text from outside becomes a user or assistant message, so
 //! none can take the place of the prompt.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -16,15 +16,99 @@ use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse, text_of, te
 use crate::gateway::shared_block;
 use crate::history::{PastExchanges, newest_fitting};
 use crate::mcp::ToolMedia;
-use crate::message::{AgentMessage, raw, tool_call};
+use crate::message::{AgentMessage, MessagePart, raw, text_part, tool_call};
 use crate::model::{ModelReply, RequestedCall};
 use crate::runner::{SkippedCall, StepKind, recorded_step, render_for_model};
+use crate::spec::MediaKind;
 
 /// Text for a call without a recorded result: endpoints reject calls without one.
 pub(crate) const NO_RESULT: &str = "There is no record of what came of this call.";
 
-/// Most bytes of images and sounds in the messages of one turn.
+/// Most bytes of images and sounds that tools return in one turn, and most bytes of files of users.
 const MEDIA_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// The files of users that a call may send: the kinds that the model takes, up to some bytes.
+#[derive(Default)]
+pub(crate) struct MediaBudget {
+    takes: BTreeSet<MediaKind>,
+    bytes_left: usize,
+}
+
+impl MediaBudget {
+    pub(crate) fn of_model(takes: &BTreeSet<MediaKind>) -> Self {
+        Self {
+            takes: takes.clone(),
+            bytes_left: MEDIA_BYTES_MAX,
+        }
+    }
+
+    /// Takes the bytes of a part. None if the model does not take it, or it does not fit.
+    fn admit(&mut self, kind: MediaKind, part: Value) -> Option<Value> {
+        let parts = ["image_url", "input_audio", "file"].iter();
+        let values = parts.filter_map(|name| part[name].as_object()).flatten();
+        let texts = values.filter_map(|(_, value)| value.as_str());
+        let left = self.bytes_left.checked_sub(texts.map(str::len).sum())?;
+        if !self.takes.contains(&kind) {
+            return None;
+        }
+        self.bytes_left = left;
+        Some(part)
+    }
+
+    /// The parts of a user message. Empty if the model gets its text alone.
+    fn parts_of(&mut self, message: &AgentMessage) -> Vec<Value> {
+        if let Ok(Value::Array(parts)) = serde_json::from_str(message.content.get()) {
+            let mut sent = self.parts_in(&parts);
+            if !sent.is_empty() {
+                let files = message.attachments.iter().map(attachment_line);
+                sent.extend(files.map(|line| text_part(&line)));
+            }
+            return sent;
+        }
+        let text = message.text();
+        let (mut parts, beside) = message.placed_parts(&text);
+        parts.extend(
+            beside
+                .iter()
+                .copied()
+                .filter_map(MessagePart::of_attachment),
+        );
+        let mut has_media = false;
+        let mut admit = |part: &MessagePart<'_>| match part.media() {
+            None => part.to_json(),
+            Some(kind) => {
+                let admitted = part.to_json().and_then(|part| self.admit(kind, part));
+                has_media |= admitted.is_some();
+                admitted.or_else(|| Some(text_part(&attachment_line(part.file()?))))
+            }
+        };
+        let mut sent: Vec<Value> = parts.iter().filter_map(&mut admit).collect();
+        let others = beside
+            .iter()
+            .filter(|file| MessagePart::of_attachment(file).is_none());
+        sent.extend(others.map(|file| text_part(&attachment_line(file))));
+        if has_media { sent } else { Vec::new() }
+    }
+
+    /// Of parts in the form of chat completions, those that the model gets. Empty if it gets the texts alone.
+    fn parts_in(&mut self, parts: &[Value]) -> Vec<Value> {
+        let mut has_media = false;
+        let mut admit = |part: &Value| {
+            let kind = match part["type"].as_str()? {
+                "text" => return Some(text_part(part["text"].as_str()?)),
+                "image_url" => MediaKind::Image,
+                "input_audio" => MediaKind::Audio,
+                "file" => MediaKind::File,
+                _ => return None,
+            };
+            let admitted = self.admit(kind, part.clone());
+            has_media |= admitted.is_some();
+            admitted
+        };
+        let sent: Vec<Value> = parts.iter().filter_map(&mut admit).collect();
+        if has_media { sent } else { Vec::new() }
+    }
+}
 
 /// Messages in chat completions form, without the system prompt.
 #[derive(Default)]
@@ -83,22 +167,37 @@ impl ModelMessages {
 
     /// Adds a message. Guards a user message against imitating the shared context block.
     pub(crate) fn push_text(&mut self, role: Role, text: &str) {
+        self.push_said(role, text, Vec::new());
+    }
+
+    /// Adds a message with its parts, if it has more than text. They are not part of the step's input, because
+    /// the model of an agent may change while a turn waits.
+    fn push_said(&mut self, role: Role, text: &str, parts: Vec<Value>) {
         let guard = match role {
             Role::User | Role::Tool => shared_block(&[], text),
             Role::Assistant => None,
         };
-        match guard {
-            Some(guard) => self.push(&ModelMessage::text(role, &format!("{guard}{text}"))),
-            None => self.push(&ModelMessage::text(role, text)),
-        }
+        let guard = guard.unwrap_or_default();
+        let plain = raw(&ModelMessage::text(role, &format!("{guard}{text}")));
+        self.add_input(&plain);
+        self.messages.push(if parts.is_empty() {
+            plain
+        } else {
+            user_message(&guard, text, parts)
+        });
+    }
+
+    /// Adds the messages of another list.
+    pub(crate) fn append(&mut self, other: Self) {
+        self.messages.extend(other.messages);
+        self.bytes.extend(other.bytes);
     }
 
     /// Adds the newest exchanges that fit. Returns the number of omitted ones.
     pub(crate) fn push_exchanges(&mut self, exchanges: Vec<Self>) -> usize {
         let (kept, left_out) = newest_fitting(exchanges, |one| one.bytes.len());
         for one in kept {
-            self.messages.extend(one.messages);
-            self.bytes.extend(one.bytes);
+            self.append(one);
         }
         left_out
     }
@@ -141,8 +240,7 @@ impl ModelMessages {
             }
         }
         if !parts.is_empty() {
-            let text = json!({"type": "text", "text": "The tools returned this:"});
-            parts.insert(0, text);
+            parts.insert(0, text_part("The tools returned this:"));
             self.messages
                 .push(raw(&json!({"role": "user", "content": parts})));
         }
@@ -150,44 +248,60 @@ impl ModelMessages {
 
     /// Adds the messages that the client brought along when the session began, and the exchanges that the
     /// request knows. Returns the number of omitted ones.
-    pub(crate) fn push_past(&mut self, past: &PastExchanges) -> usize {
-        let mut exchanges = caller_exchanges(past.first_data().as_ref());
-        let turns = past
-            .items
-            .chunk_by(|a, b| a.placed.request == b.placed.request);
-        let turns = turns.map(|turn| {
+    pub(crate) fn push_past(&mut self, past: &PastExchanges, media: &mut MediaBudget) -> usize {
+        // The newest files come first.
+        let turns = past.exchanges.iter().rev().map(|exchange| {
             let mut told = Self::default();
-            RecordedTurn::read(turn).put(&mut told);
-            if let Some(missing) = past.missing_answer(turn[0].placed.request) {
+            RecordedTurn::read(&exchange.items, media).put(&mut told);
+            if let Some(missing) = exchange.missing_answer() {
                 told.push_text(Role::Assistant, missing);
             }
             told
         });
-        exchanges.extend(turns);
+        let turns: Vec<Self> = turns.collect();
+        let mut exchanges = caller_exchanges(past.first_data().as_ref(), media);
+        exchanges.extend(turns.into_iter().rev());
         self.push_exchanges(exchanges)
     }
 
     /// Adds the history that a caller brought with its message. Returns the number of omitted exchanges.
-    pub(crate) fn push_caller_history(&mut self, data: Option<&Raw>) -> usize {
-        self.push_exchanges(caller_exchanges(data))
+    pub(crate) fn push_caller_history(
+        &mut self,
+        data: Option<&Raw>,
+        media: &mut MediaBudget,
+    ) -> usize {
+        self.push_exchanges(caller_exchanges(data, media))
     }
 
     /// Adds the input of this turn. The shared context before it may differ when the turn resumes, so
     /// it is not part of the step's input.
-    pub(crate) fn push_input(&mut self, input: &AgentMessage, before: Option<&str>) {
+    pub(crate) fn push_input(
+        &mut self,
+        input: &AgentMessage,
+        before: Option<&str>,
+        media: &mut MediaBudget,
+    ) {
         let text = with_files(input);
-        let plain = raw(&ModelMessage::text(Role::User, &text));
-        self.add_input(&plain);
-        self.messages.push(match before {
-            Some(before) => raw(&ModelMessage::text(Role::User, &format!("{before}{text}"))),
-            None => plain,
-        });
+        self.add_input(&raw(&ModelMessage::text(Role::User, &text)));
+        let message = user_message(before.unwrap_or_default(), &text, media.parts_of(input));
+        self.messages.push(message);
     }
 }
 
-/// The history that a caller brought: only user and assistant texts. System messages of the caller count as
+/// A user message with a text before it: its parts, or its text if it has none.
+fn user_message(before: &str, text: &str, mut parts: Vec<Value>) -> Raw {
+    if parts.is_empty() {
+        return raw(&ModelMessage::text(Role::User, &format!("{before}{text}")));
+    }
+    if !before.is_empty() {
+        parts.insert(0, text_part(before));
+    }
+    raw(&json!({"role": "user", "content": parts}))
+}
+
+/// The history that a caller brought: user and assistant texts, and pictures and files of the user. System messages of the caller count as
 /// user messages, and its tool messages are dropped, because this server did not execute those calls.
-pub(crate) fn caller_exchanges(data: Option<&Raw>) -> Vec<ModelMessages> {
+pub(crate) fn caller_exchanges(data: Option<&Raw>, media: &mut MediaBudget) -> Vec<ModelMessages> {
     let mut exchanges: Vec<ModelMessages> = Vec::new();
     let data = data.and_then(|data| serde_json::from_str::<Value>(data.get()).ok());
     let history = data
@@ -200,14 +314,18 @@ pub(crate) fn caller_exchanges(data: Option<&Raw>) -> Vec<ModelMessages> {
             _ => Role::User,
         };
         let text = text_of_value(message["content"].clone());
-        if text.is_empty() {
+        let parts = match (role, message["content"].as_array()) {
+            (Role::User, Some(parts)) => media.parts_in(parts),
+            _ => Vec::new(),
+        };
+        if text.is_empty() && parts.is_empty() {
             continue;
         }
         match exchanges.last_mut() {
             Some(exchange) if role == Role::Assistant => exchange.push_text(role, &text),
             _ => {
                 let mut exchange = ModelMessages::default();
-                exchange.push_text(role, &text);
+                exchange.push_said(role, &text, parts);
                 exchanges.push(exchange);
             }
         }
@@ -227,14 +345,15 @@ struct RecordedTurn {
 }
 
 enum RecordedPart {
-    Text(Role, String),
+    /// A text, and the parts of a user message with more than text.
+    Text(Role, String, Vec<Value>),
     Model(ModelReply),
     /// A call without a model step: another kind of agent made it.
     Orphan(ItemId, RequestedCall),
 }
 
 impl RecordedTurn {
-    fn read(items: &[StoredItem]) -> Self {
+    fn read(items: &[StoredItem], media: &mut MediaBudget) -> Self {
         let mut turn = Self::default();
         let is_output = |stored: &&StoredItem| stored.placed.item.role == Some(Role::Assistant);
         let output = items.iter().rfind(is_output);
@@ -248,10 +367,14 @@ impl RecordedTurn {
                     turn.told.insert(call, render_for_model(&body));
                 }
                 (ItemKind::Message, _) => {
-                    let message =
-                        AgentMessage::from_item(stored).map(|message| with_files(&message));
+                    let message = AgentMessage::from_item(stored);
                     if let Some((role, message)) = item.role.zip(message) {
-                        turn.said.push(RecordedPart::Text(role, message));
+                        let parts = match role {
+                            Role::User => media.parts_of(&message),
+                            Role::Assistant | Role::Tool => Vec::new(),
+                        };
+                        let text = with_files(&message);
+                        turn.said.push(RecordedPart::Text(role, text, parts));
                     }
                 }
                 (ItemKind::ToolResult | ItemKind::Note, _) => {}
@@ -308,9 +431,9 @@ impl RecordedTurn {
         while let Some(part) = parts.next() {
             match part {
                 // Model steps contain the whole answer and its calls, so skip the items.
-                RecordedPart::Text(Role::Assistant, _) | RecordedPart::Orphan(..)
+                RecordedPart::Text(Role::Assistant, ..) | RecordedPart::Orphan(..)
                     if self.has_steps => {}
-                RecordedPart::Text(role, message) => conversation.push_text(role, &message),
+                RecordedPart::Text(role, text, parts) => conversation.push_said(role, &text, parts),
                 RecordedPart::Model(said) => {
                     // Calls are recorded in the order of the reply, all or none.
                     let told: Vec<_> = said
@@ -347,17 +470,16 @@ impl RecordedTurn {
 pub(crate) fn with_files(message: &AgentMessage) -> String {
     let mut text = text_of(&message.content);
     for file in &message.attachments {
-        text.push_str("\n\nAttachment: ");
-        text.push_str(attachment_label(file));
+        text.push_str("\n\n");
+        text.push_str(&attachment_line(file));
     }
     text
 }
 
-fn attachment_label(file: &AttachmentBody) -> &str {
+fn attachment_line(file: &AttachmentBody) -> String {
     let place = file.url.as_deref().or(file.reference_url.as_deref());
-    place
-        .or(file.title.as_deref())
-        .unwrap_or("a file without a name")
+    let label = place.or(file.title.as_deref());
+    format!("Attachment: {}", label.unwrap_or("a file without a name"))
 }
 
 #[cfg(test)]

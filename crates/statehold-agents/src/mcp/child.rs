@@ -1,6 +1,7 @@
 //! Tool servers that run as local programs. A program lives as long as its connection, and the
 //! processes it starts end with it.
 
+use std::borrow::Cow;
 use std::io;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +14,12 @@ use rmcp::model::{ClientJsonRpcMessage, GetExtensions, ServerJsonRpcMessage};
 use rmcp::transport::Transport;
 use rmcp::transport::async_rw::AsyncRwTransport;
 use statehold_engine::Credential;
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
-use tokio::process::{ChildStdin, ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream};
+use tokio::process::{ChildStdin, Command};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::http::ANSWER_BYTES_MAX;
+use super::listing::mark_task_tools;
 use crate::http::redact_and_clip;
 use crate::secrets::is_named_secret;
 use crate::spec::{PROGRAM_MARK, ToolServerSpec};
@@ -24,6 +27,8 @@ use crate::spec::{PROGRAM_MARK, ToolServerSpec};
 /// Longest stderr line that is logged. Long enough for any secret, because redaction cannot recognise
 /// half a secret.
 const LINE_BYTES_MAX: usize = 16 * 1024;
+/// How much output of a program waits for its reader.
+const OUTPUT_BUFFER_BYTES: usize = 64 * 1024;
 /// How long a program may take to exit by itself.
 const EXIT_MAX: Duration = Duration::from_secs(3);
 /// How long to wait for the last output of a program that has exited.
@@ -111,7 +116,7 @@ impl ProgramLifecycle {
 
 /// Message transport of a program. Dropping it ends the program.
 pub(super) struct ProgramTransport {
-    lines: AsyncRwTransport<RoleClient, ChildStdout, ChildStdin>,
+    lines: AsyncRwTransport<RoleClient, DuplexStream, ChildStdin>,
     lifecycle: ProgramLifecycle,
     _end: DropGuard,
 }
@@ -235,12 +240,43 @@ pub(super) fn start(
         is_ended: false,
     };
     tokio::spawn(group.supervise(lifecycle.clone()));
+    let (output, marked) = tokio::io::duplex(OUTPUT_BUFFER_BYTES);
+    let end = lifecycle.end.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = end.cancelled() => {}
+            () = forward_lines(stdout, output) => {}
+        }
+    });
     let program = ProgramTransport {
-        lines: AsyncRwTransport::new(stdout, stdin),
+        lines: AsyncRwTransport::new(marked, stdin),
         lifecycle: lifecycle.clone(),
         _end: lifecycle.end.clone().drop_guard(),
     };
     Ok((program, lifecycle, said))
+}
+
+/// Passes the output of a program on, and marks tools that run only as tasks.
+async fn forward_lines(output: impl AsyncRead + Unpin, mut to: DuplexStream) {
+    let (mut output, mut line) = (BufReader::new(output), Vec::new());
+    loop {
+        line.clear();
+        // A longer line is passed on in pieces.
+        let mut limited = (&mut output).take(ANSWER_BYTES_MAX as u64);
+        if !matches!(limited.read_until(b'\n', &mut line).await, Ok(1..)) {
+            return;
+        }
+        let written = match std::str::from_utf8(&line) {
+            Ok(text) => match mark_task_tools(text) {
+                Cow::Borrowed(text) => to.write_all(text.as_bytes()).await,
+                Cow::Owned(text) => to.write_all(format!("{text}\n").as_bytes()).await,
+            },
+            Err(_) => to.write_all(&line).await,
+        };
+        if written.is_err() {
+            return;
+        }
+    }
 }
 
 /// Whether a program inherits a variable of the server. The address of a proxy may contain a password.

@@ -279,7 +279,7 @@ impl McpConnection {
                 server = %self.spec.name,
                 left_out,
                 more,
-                "some tools of this server are not offered: a server may have {TOOLS_MAX}, a name 64 letters, a schema 64 KiB"
+                "some tools of this server are not offered: a server may have {TOOLS_MAX}, a name 64 letters, a schema 64 KiB, and no tool may run only as a task"
             );
         }
         Ok(tools)

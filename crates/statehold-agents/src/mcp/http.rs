@@ -21,6 +21,7 @@ use rmcp_sse_stream::Sse;
 use tokio::time::Instant;
 
 use super::error::TOO_LARGE;
+use super::listing::mark_task_tools;
 use crate::outbound;
 use crate::sse::{self, EventError};
 
@@ -165,7 +166,10 @@ impl McpHttpClient {
             ),
             (Some(kind), Some(id)) if kind.starts_with(JSON) => {
                 let said = match read(answer, ANSWER_BYTES_MAX).await? {
-                    Some(body) => serde_json::from_slice(&body)?,
+                    Some(body) => {
+                        let body = std::str::from_utf8(&body).unwrap_or_default();
+                        serde_json::from_str(&mark_task_tools(body))?
+                    }
                     None => too_large(id),
                 };
                 Ok(StreamableHttpPostResponse::Json(said, session))
@@ -375,7 +379,7 @@ fn events(
         sse::events(bytes, ANSWER_BYTES_MAX).map(move |event| match (event, &request_id) {
             (Ok(event), _) => Ok(Sse {
                 event: event.event,
-                data: event.data,
+                data: event.data.map(|data| mark_task_tools(&data).into_owned()),
                 id: event.id,
                 retry: event.retry,
             }),

@@ -1,9 +1,10 @@
 //! Validates tool lists: names that models accept, bounded texts, and a limited number of tools.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use statehold_core::name::Name;
 
 use super::McpTool;
@@ -18,15 +19,36 @@ const DESCRIPTION_BYTES_MAX: usize = 4 * 1024;
 /// The usual limit of schemas. The schema is sent with every model call.
 const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 
+/// Name in `_meta` of a tool that runs only as a task.
+const TASK_MARK: &str = "statehold/task_required";
+
+/// Marks the tools in a message that run only as tasks. The library drops the member that says so.
+pub(super) fn mark_task_tools(message: &str) -> Cow<'_, str> {
+    if !message.contains("\"taskSupport\"") {
+        return message.into();
+    }
+    let Ok(mut marked) = serde_json::from_str::<Value>(message) else {
+        return message.into();
+    };
+    let tools = marked.pointer_mut("/result/tools");
+    for tool in tools.and_then(Value::as_array_mut).into_iter().flatten() {
+        if tool["execution"]["taskSupport"] == "required" {
+            tool["_meta"] = json!({ TASK_MARK: true });
+        }
+    }
+    marked.to_string().into()
+}
+
 /// Validates a listed tool. None if no model could use it.
 pub(super) fn accept_tool(server: &ToolServerSpec, tool: rmcp::model::Tool) -> Option<McpTool> {
     let name = model_safe_name(&tool.name);
     let schema = Value::Object(Arc::unwrap_or_clone(tool.input_schema));
     let is_usable =
         (1..=NAME_BYTES_MAX).contains(&name.len()) && schema.to_string().len() <= SCHEMA_BYTES_MAX;
+    let needs_task = tool.meta.is_some_and(|meta| meta.0.contains_key(TASK_MARK));
     let hints = tool.annotations.unwrap_or_default();
     let says = |hint: Option<bool>| server.trust_hints && hint == Some(true);
-    is_usable.then(|| McpTool {
+    (is_usable && !needs_task).then(|| McpTool {
         server: server.name.clone(),
         name,
         original: tool.name.into_owned(),
@@ -114,6 +136,28 @@ pub(super) fn truncate(text: &str, bytes_max: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_tools_that_need_tasks_are_marked() {
+        let tool = |support: &str| {
+            format!(
+                r#"{{"name":"a","execution":{{"taskSupport":"{support}"}},"inputSchema":{{"n":1.0}}}}"#
+            )
+        };
+        let list = |tool: &str| format!(r#"{{"id":1,"result":{{"tools":[{tool}]}}}}"#);
+        let is_marked = |json: &str| mark_task_tools(json).contains(TASK_MARK);
+        assert!(is_marked(&list(&tool("required"))));
+        assert!(!is_marked(&list(&tool("optional"))));
+        for other in [
+            "",
+            "no JSON \"taskSupport\"",
+            "{\"result\":{\"taskSupport\":[]}}",
+        ] {
+            assert!(!is_marked(other), "{other}");
+        }
+        let plain = list(r#"{"name":"a"}"#);
+        assert!(matches!(mark_task_tools(&plain), Cow::Borrowed(_)));
+    }
 
     #[test]
     fn a_tool_is_not_named_like_one_of_another_server() {

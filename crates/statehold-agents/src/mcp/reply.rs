@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::listing::truncate;
+use crate::message::audio_part;
 use crate::secrets::SecretRedactor;
 use crate::spec::MediaKind;
 
@@ -171,15 +172,7 @@ impl ToolMedia {
                 let url = format!("data:{};base64,{}", self.mime, self.data);
                 json!({"type": "image_url", "image_url": {"url": url}})
             }
-            MediaKind::Audio => {
-                let format = self.mime.rsplit('/').next().unwrap_or_default();
-                let format = match format {
-                    "mpeg" => "mp3",
-                    "x-wav" | "wave" => "wav",
-                    other => other,
-                };
-                json!({"type": "input_audio", "input_audio": {"data": self.data, "format": format}})
-            }
+            _ => audio_part(&self.mime, &self.data),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{ROUTE_STEP, RouteDecision};
 use crate::chat::CompletionRequest;
 use crate::draft_writer::DraftWriter;
 use crate::history::PastExchanges;
-use crate::llm::model_messages::{ModelMessages, caller_exchanges, with_files};
+use crate::llm::model_messages::{MediaBudget, ModelMessages, caller_exchanges, with_files};
 use crate::message::{AgentMessage, raw};
 use crate::model::{ModelClient, ModelReply, ModelUsage};
 use crate::runner::{AgentRun, StepExtras, StepKind};
@@ -22,24 +22,21 @@ use crate::turn::{TurnError, describe_json_error};
 async fn past_messages(run: &AgentRun) -> Result<ModelMessages, TurnError> {
     let mut conversation = ModelMessages::default();
     let past = PastExchanges::read(&run.request).await?;
-    let brought = if past.items.is_empty() {
-        caller_exchanges(run.input.data.as_ref())
+    let brought = if past.exchanges.is_empty() {
+        caller_exchanges(run.input.data.as_ref(), &mut MediaBudget::default())
     } else {
-        caller_exchanges(past.first_data().as_ref())
+        caller_exchanges(past.first_data().as_ref(), &mut MediaBudget::default())
     };
     let is_said = |item: &&StoredItem| item.placed.item.kind == ItemKind::Message;
-    let turns = past
-        .items
-        .chunk_by(|a, b| a.placed.request == b.placed.request);
-    let turns = turns.map(|turn| {
+    let turns = past.exchanges.iter().map(|exchange| {
         let mut told = ModelMessages::default();
-        for item in turn.iter().filter(is_said) {
+        for item in exchange.items.iter().filter(is_said) {
             if let Some((role, message)) = item.placed.item.role.zip(AgentMessage::from_item(item))
             {
                 told.push_text(role, &with_files(&message));
             }
         }
-        if let Some(missing) = past.missing_answer(turn[0].placed.request) {
+        if let Some(missing) = exchange.missing_answer() {
             told.push_text(Role::Assistant, missing);
         }
         told
@@ -76,7 +73,7 @@ impl RouteChooser {
 
     pub(super) async fn choose(&self, run: &mut AgentRun) -> Result<RouteDecision, TurnError> {
         let mut conversation = past_messages(run).await?;
-        conversation.push_input(&run.input, None);
+        conversation.push_input(&run.input, None, &mut MediaBudget::default());
         let work = async {
             let (route, usage) = self.ask_for_route(&conversation).await?;
             let extras = StepExtras {
@@ -277,7 +274,7 @@ fn agent_completed(agent: &Name, error: TurnError) -> TurnError {
                  kept in its task",
                 failure.message
             );
-            TurnError::failed(&failure.code, message)
+            TurnError::Failed(failure).with_message(message)
         }
         other => other,
     }

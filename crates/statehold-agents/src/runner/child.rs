@@ -194,6 +194,7 @@ fn child_answer(agent: &str, ended: Option<&Ended>) -> ChildAnswer {
     let lost = || TurnFailure {
         code: "agent_failed".to_owned(),
         message: format!("the answer of {agent} is no longer stored"),
+        retry_after_seconds: None,
     };
     match ended.map(|ended| ended.request.outcome) {
         Some(RequestOutcome::Completed) => {
@@ -211,6 +212,7 @@ fn child_answer(agent: &str, ended: Option<&Ended>) -> ChildAnswer {
         Some(RequestOutcome::Cancelled) | None => ChildAnswer::Failed(TurnFailure {
             code: "agent_cancelled".to_owned(),
             message: format!("the request to {agent} was cancelled"),
+            retry_after_seconds: None,
         }),
     }
 }
@@ -235,5 +237,6 @@ fn read_error(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
     Some(TurnFailure {
         code: code.unwrap_or("agent_failed").to_owned(),
         message: message.unwrap_or("the agent gave no reason").to_owned(),
+        retry_after_seconds: value["retry_after_seconds"].as_u64(),
     })
 }

@@ -120,6 +120,38 @@ async fn one_call(kind: DecisionKind, with: Value) -> (Vec<ToolCall>, String) {
 }
 
 #[tokio::test]
+async fn a_gated_tool_with_integers_of_64_bits_is_called_with_exactly_these() -> Outcome {
+    let tools = tools().await;
+    let largest = json!({"user_id": u64::MAX});
+    let huge = r#"{"user_id":18446744073709551616}"#.to_owned();
+    let model = ScriptedModel::start([
+        calls(&[("c1", "delete_user", largest.clone())]),
+        ModelReply::Calls(
+            String::new(),
+            vec![("c2".to_owned(), "delete_user".to_owned(), huge)],
+        ),
+        text("Done."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies()).await;
+    let request = work.ask("Delete the last user").await;
+    let holds = paused(&work.rig, request, 1).await;
+    let body: HoldBody = parse(holds[0].body.as_deref());
+    let shown = body.action.expect("an action").args;
+    assert_eq!(shown.get(), r#"{"user_id":18446744073709551615}"#);
+    let edited = json!({"args": {"user_id": i64::MIN}});
+    decide(&work.rig, &holds[0], DecisionKind::Edit, edited).await;
+    completed(&work.rig.ended(request).await);
+    let called: Vec<Value> = tools.called().into_iter().map(|call| call.args).collect();
+    assert_eq!(called, [json!({"user_id": i64::MIN})]);
+    // A longer integer is refused with the way out.
+    let told = model.messages(2).last().expect("a message").to_string();
+    assert!(told.contains("send it as a string"), "{told}");
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_policy_for_the_tool_of_one_server_holds_whatever_name_the_model_sees() -> Outcome {
     let (files, mail) = (tools().await, tools().await);
     let model = ScriptedModel::start([

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 use statehold_agents::runner::Runner;
 use statehold_agents::spec::{
@@ -12,7 +13,7 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::request::RequestOutcome;
 use statehold_engine::PageLimit;
 use statehold_engine::RequestDetail;
-use statehold_engine::bodies::{AttachmentBody, ItemBody};
+use statehold_engine::bodies::{AttachmentBody, ItemBody, PartBody};
 use statehold_engine::policy::Policies;
 use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};
 use statehold_fakes::tools::{ToolServer, tool};
@@ -244,6 +245,89 @@ async fn a_model_that_takes_images_gets_those_of_its_tools_and_others_get_a_sent
         runner.stop().await;
         rig.engine.shut_down().await;
     }
+    Ok(())
+}
+
+/// The assistant with a model that takes these inputs.
+async fn with_input(model: &ScriptedModel, input: &[MediaKind]) -> (Rig, Runner, SessionId) {
+    let mut book = assistant_book(model, &Declared::plain());
+    let spec = model_spec("main", &model.url());
+    let mut spec = Arc::into_inner(spec).expect("nobody else has it");
+    spec.input = input.iter().copied().collect();
+    book.models.insert(name("main"), Arc::new(spec));
+    let rig = Rig::with(book, Policies::default()).await;
+    let runner = rig.runner().await;
+    let session = rig.session("assistant").await;
+    (rig, runner, session)
+}
+
+#[tokio::test]
+async fn a_model_gets_the_pictures_and_files_of_users_that_it_takes_in_their_order() -> Outcome {
+    let picture = AttachmentBody {
+        kind: Some("image/png".to_owned()),
+        data: Some("AAAA".to_owned()),
+        ..AttachmentBody::default()
+    };
+    let document = AttachmentBody {
+        kind: Some("application/pdf".to_owned()),
+        title: Some("a.pdf".to_owned()),
+        data: Some("JVBERg==".to_owned()),
+        ..AttachmentBody::default()
+    };
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
+    let file = json!({"type": "file", "file": {
+        "filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERg=="}});
+    let said = json!({"type": "text", "text": "Compare"});
+    let named = json!({"type": "text", "text": "Attachment: a.pdf"});
+    let plain = "Compare\n\nAttachment: a file without a name\n\nAttachment: a.pdf";
+    let (all, some) = (json!([image, said, file]), json!([image, said, named]));
+    for (input, expected) in [
+        (&[MediaKind::Image, MediaKind::File][..], all),
+        (&[MediaKind::Image], some),
+        (&[], json!(plain)),
+    ] {
+        let model = ScriptedModel::start([text("Done."), text("Still done.")]).await;
+        let (rig, runner, session) = with_input(&model, input).await;
+        let body = ItemBody {
+            content: to_raw_value("Compare").ok(),
+            parts: vec![
+                PartBody::Image {
+                    attachment: 0,
+                    detail: None,
+                },
+                PartBody::Text("Compare".len()),
+                PartBody::File { attachment: 1 },
+            ],
+            ..ItemBody::default()
+        };
+        let files = [picture.clone(), document.clone()];
+        let asked = rig.ask_body(session, "assistant", &body, &files).await;
+        completed(&rig.ended(asked).await);
+        assert_eq!(model.asked()[0]["messages"][1]["content"], expected);
+        // They come again with the next turn.
+        let asked = rig.ask(session, "assistant", "And now?").await;
+        completed(&rig.ended(asked).await);
+        assert_eq!(model.asked()[1]["messages"][1]["content"], expected);
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn tools_that_run_only_as_tasks_are_not_offered_to_models() -> Outcome {
+    let mut slow = tool("research");
+    slow["execution"] = json!({"taskSupport": "required"});
+    let mut either = tool("weather");
+    either["execution"] = json!({"taskSupport": "optional"});
+    let tools = ToolServer::start(vec![slow, either], |_| "sunny".to_owned()).await;
+    let model = ScriptedModel::start([text("Hello.")]).await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), Policies::default()).await;
+    completed(&work.turn("Hello").await);
+    let offered = &model.asked()[0]["tools"];
+    assert_eq!(offered.as_array().map(Vec::len), Some(1), "{offered}");
+    assert_eq!(offered[0]["function"]["name"], "weather");
+    work.end().await;
     Ok(())
 }
 

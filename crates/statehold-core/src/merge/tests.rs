@@ -111,13 +111,19 @@ fn reference(policy: MergePolicy, old: Option<&Value>, new: &Value) -> Result<Va
         MergePolicy::Replace => Ok(new.clone()),
         MergePolicy::KeepFirst => Ok(old.clone()),
         MergePolicy::Add => {
-            if let (Some(a), Some(b)) = (old.as_i64(), new.as_i64()) {
-                let sum = a.checked_add(b).ok_or(MergeError::Overflow)?;
-                return if sum.unsigned_abs() <= EXACT_INTEGER_MAX {
-                    Ok(sum.into())
-                } else {
-                    Err(MergeError::Overflow)
-                };
+            let whole = |value: &Value| value.to_string().parse::<i128>().ok();
+            let is_small = |n: i128| n.abs() <= i128::from(EXACT_INTEGER_MAX);
+            match (whole(old), whole(new)) {
+                (Some(a), Some(b)) if is_small(a + b) => {
+                    return Ok(json!(i64::try_from(a + b).expect("it is small")));
+                }
+                (Some(_), Some(_)) => return Err(MergeError::Overflow),
+                (Some(n), None) | (None, Some(n))
+                    if !is_small(n) && old.is_number() && new.is_number() =>
+                {
+                    return Err(MergeError::Overflow);
+                }
+                _ => {}
             }
             let (Some(a), Some(b)) = (old.as_f64(), new.as_f64()) else {
                 return Err(types);

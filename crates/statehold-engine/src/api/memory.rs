@@ -4,10 +4,11 @@
 
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::item::Role as ItemRole;
 use statehold_core::memory::Memory;
 use statehold_core::request::RequestOutcome;
 use statehold_core::task::Task;
-use statehold_store::{MemoryPage, MemoryQuery, StoredExchange};
+use statehold_store::{MemoryPage, MemoryQuery, StoredExchange, StoredItem};
 use utoipa::ToSchema;
 
 use super::item::ItemView;
@@ -16,6 +17,7 @@ use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_any;
+use crate::leased::continued_by;
 
 /// The most bytes of payloads in one page.
 pub const PAGE_BYTES_MAX: u64 = 8 * 1024 * 1024;
@@ -91,7 +93,7 @@ pub async fn read(
     if !caller.works_for(&task.agent) {
         return Err(EngineError::NotFound);
     }
-    let mut page = engine.inner().store.memory(session, query).await?;
+    let mut page = engine.memory_page(session, query).await?;
     // A rewind after the end of the request may have taken back what it knew.
     for exchange in &mut page.exchanges {
         exchange.items.retain(|stored| !stored.placed.rewound);
@@ -135,7 +137,55 @@ impl Engine {
         page: (usize, u64),
     ) -> Result<MemoryPage, EngineError> {
         let (_, query) = self.memory_query(session, request, rest, page).await?;
-        Ok(self.inner().store.memory(session, query).await?)
+        self.memory_page(session, query).await
+    }
+
+    /// A page of a memory, in which a failed attempt and the request that continued it are one exchange.
+    async fn memory_page(
+        &self,
+        session: SessionId,
+        query: MemoryQuery,
+    ) -> Result<MemoryPage, EngineError> {
+        let mut page = self.inner().store.memory(session, query).await?;
+        let exchanges = &mut page.exchanges;
+        // The newest come first, and an attempt is continued by the next request of its task.
+        for failed in (1..exchanges.len()).rev() {
+            let StoredExchange { request, task, .. } = exchanges[failed];
+            if exchanges[failed].outcome != RequestOutcome::Failed || exchanges[failed].too_large {
+                continue;
+            }
+            let newer = &exchanges[..failed];
+            let Some(next) = newer.iter().rposition(|newer| newer.task == task) else {
+                continue;
+            };
+            let continued = self.continued_by(session, newer[next].request).await?;
+            if continued == Some(request) && !newer[next].too_large {
+                let mut items = exchanges.remove(failed).items;
+                let own = &mut exchanges[next].items;
+                // The input is that of the first attempt.
+                let is_input = |item: &StoredItem| item.placed.item.role == Some(ItemRole::User);
+                if let Some(input) = own.iter().position(is_input) {
+                    own.remove(input);
+                }
+                items.append(own);
+                *own = items;
+            }
+        }
+        Ok(page)
+    }
+
+    /// The failed request that an ended request continued.
+    async fn continued_by(
+        &self,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<Option<RequestId>, EngineError> {
+        let ended = self.inner().store.ended_request(request).await?;
+        let Some(ended) = ended else {
+            return Ok(None);
+        };
+        let started = self.record(session, ended.started_by).await?;
+        Ok(started.and_then(|started| continued_by(&started, request)))
     }
 
     /// The private state that a claimed request continues from: the one that it wrote, or that of its

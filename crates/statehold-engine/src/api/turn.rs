@@ -34,7 +34,7 @@ use super::item::write::output;
 use super::json::{Raw, raw_text};
 use super::session::SessionInput;
 use super::{request, session as sessions};
-use crate::bodies::{AttachmentBody, ItemBody};
+use crate::bodies::{AttachmentBody, ItemBody, PartBody};
 use crate::caller::{Caller, Role, Roles};
 use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
@@ -95,6 +95,7 @@ impl TurnInput {
             content: Some(raw_text(&self.message.text)),
             data: self.message.data.clone(),
             had_credential: self.credential.is_some(),
+            parts: self.message.parts.clone(),
             ..ItemBody::default()
         };
         let input = output(&body, &self.message.files, "messages", payloads)?;
@@ -135,6 +136,8 @@ pub struct UserMessage {
     pub text: String,
     /// Files that go with it.
     pub files: Vec<AttachmentBody>,
+    /// The order of texts and files, if they came as parts.
+    pub parts: Vec<PartBody>,
     /// JSON for the agent beside the text: the conversation so far, where the server does not keep it.
     pub data: Option<Raw>,
 }

@@ -62,6 +62,8 @@ pub struct ServerOptions {
     pub push_guard: Guard,
     /// The declared agents; a reload replaces them.
     pub agents: Swap<AgentBook>,
+    /// How long a session that a chat call creates lives after its last commit. None means for ever.
+    pub chat_session_ttl_seconds: Option<u64>,
     /// In-memory engines for stateless chat calls. Without them, stateless calls are refused.
     pub scratch: Option<Arc<Scratch>>,
     /// Reloads the configuration. Without it, the server refuses to reload.
@@ -81,6 +83,7 @@ impl Default for ServerOptions {
             clock: None,
             push_guard: Guard::default(),
             agents: Swap::default(),
+            chat_session_ttl_seconds: None,
             scratch: None,
             reload: None,
         }

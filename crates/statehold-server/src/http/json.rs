@@ -6,13 +6,12 @@
 //!
 //! Beyond RFC 8259 the scanner refuses byte order marks, lone surrogates in escapes, the NUL
 //! character, keys that occur twice in an object however they are spelled, nesting and length over
-//! the limits, and numbers that a double does not hold as written. See `number.rs` for that rule.
-
-mod number;
+//! the limits, and numbers that are not kept as they are written. `statehold_core::number` has that rule.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use statehold_core::number::{self, NumberError};
 
 /// How long and how deep a text may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,10 +88,10 @@ pub enum JsonError {
         /// The escape.
         offset: usize,
     },
-    /// A number that a double does not hold as written.
+    /// A number that is not kept as it is written.
     #[error(
-        "byte {offset}: a double cannot hold this number as it is written; \
-         round it or send it as a string"
+        "byte {offset}: this number cannot be kept as it is written (integers have 64 bits, others the \
+         digits of a double); round it or send it as a string"
     )]
     InexactNumber {
         /// The first byte of the number.
@@ -290,7 +289,13 @@ impl Scanner<'_> {
                 Ok(self.peek() != Some(b']'))
             }
             Some(b'-' | b'0'..=b'9') => {
-                self.at = number::scan(self.text, self.at)?;
+                let number = number::scan(self.text, self.at);
+                self.at = number.map_err(|error| match error {
+                    NumberError::Syntax { offset, expected } => {
+                        JsonError::Syntax { offset, expected }
+                    }
+                    NumberError::Inexact => JsonError::InexactNumber { offset: self.at },
+                })?;
                 Ok(false)
             }
             Some(b't') => self.literal("true"),

@@ -10,7 +10,7 @@ use statehold_engine::EngineError;
 use statehold_engine::api::hold::DecideRefusal;
 use utoipa::ToSchema;
 
-use crate::http::json::ParseError;
+use crate::http::json::{JsonError, ParseError};
 
 /// Declares every code with its status and title, in one table.
 macro_rules! codes {
@@ -112,6 +112,7 @@ codes! {
     ParameterNotSupported = 422 "parameter_not_supported" "Parameter not supported";
     TooMany = 429 "too_many" "Too many concurrent calls";
     RateLimited = 429 "rate_limited" "Too many calls in a short time";
+    AgentRateLimited = 429 "agent_rate_limited" "The agent limits its calls";
     Internal = 500 "internal" "Internal error";
     DataDamaged = 500 "data_damaged" "Stored data is damaged";
     RequestFailed = 500 "request_failed" "The request failed";
@@ -215,6 +216,9 @@ impl IntoResponse for Problem {
 impl From<ParseError> for Problem {
     fn from(error: ParseError) -> Self {
         match &error {
+            ParseError::Json(inner @ JsonError::InexactNumber { .. }) => {
+                Self::invalid(error.to_string()).with("offset", inner.offset())
+            }
             ParseError::Json(inner) => {
                 Self::new(Code::BadJson, error.to_string()).with("offset", inner.offset())
             }

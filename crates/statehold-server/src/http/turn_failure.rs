@@ -4,7 +4,7 @@ use serde_json::Value;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::api::turn::FailedTurn;
 
-use super::problem::{Code, Problem};
+use super::problem::{Code, Problem, RETRY_AFTER_SECONDS};
 
 impl From<FailedTurn> for Problem {
     fn from(failed: FailedTurn) -> Self {
@@ -32,7 +32,11 @@ impl From<FailedTurn> for Problem {
                 "{alias}: {title}; its trace says more, send the message again to try again"
             ),
         };
-        Self::new(code, detail)
+        let problem = Self::new(code, detail);
+        match error[RETRY_AFTER_SECONDS].as_u64() {
+            Some(seconds) => problem.with(RETRY_AFTER_SECONDS, seconds),
+            None => problem,
+        }
     }
 }
 
@@ -41,6 +45,7 @@ pub(crate) fn agent_code(text: &str) -> Option<Code> {
     let codes = [
         Code::AgentBusy,
         Code::AgentError,
+        Code::AgentRateLimited,
         Code::AgentUnreachable,
         Code::AgentTimeout,
         Code::AgentCutOff,

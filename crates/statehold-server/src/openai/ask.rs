@@ -9,10 +9,10 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use statehold_engine::api::json::{Raw, raw_bytes, to_body};
 use statehold_engine::api::turn::{CarriedMessage, TurnDecision, UserMessage};
-use statehold_engine::bodies::text_of;
+use statehold_engine::bodies::{PartBody, text_of};
 use utoipa::ToSchema;
 
-use super::files::{FileIn, ImageIn};
+use super::files::{AttachmentIn, FileIn, ImageIn};
 use crate::http::problem::{Code, Problem};
 
 /// A chat call. Other fields are ignored.
@@ -118,6 +118,15 @@ pub(crate) struct ChatMessageIn {
     /// Text, or a list of parts: `text`, `image_url` and `file`.
     #[schema(value_type = Option<statehold_engine::api::schema::Content>)]
     content: Option<Raw>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    custom_content: Option<CustomIn>,
+}
+
+/// Files beside the content of a message of the user, as clients of DIAL send them.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ChatMessageFiles)]
+pub(crate) struct CustomIn {
+    attachments: Option<Vec<AttachmentIn>>,
 }
 
 /// The signs of a message about tools that the caller runs.
@@ -201,13 +210,16 @@ impl ChatIn {
         let (mut carried, mut context) = (Vec::new(), Vec::new());
         let earlier = self.messages.len().saturating_sub(1);
         for message in &self.messages[..earlier] {
-            let Ok(message) = serde_json::from_str::<ChatMessageIn>(message.get()) else {
+            let Ok(mut message) = serde_json::from_str::<ChatMessageIn>(message.get()) else {
                 continue;
             };
             let UserMessage { text, files, .. } = message.readable_parts();
             match message.role.as_str() {
                 "user" => carried.push(CarriedMessage::by_user(&text, &files)),
-                "assistant" => carried.push(CarriedMessage::by_assistant(&text)),
+                "assistant" => {
+                    carried.push(CarriedMessage::by_assistant(&text));
+                    message.custom_content = None;
+                }
                 _ => continue,
             }
             context.push(message);
@@ -339,6 +351,15 @@ impl ChatMessageIn {
 
     /// The message as the engine takes it: the texts of its parts, joined, and its files.
     pub(crate) fn user_message(&self, path: &str) -> Result<UserMessage, Problem> {
+        let mut message = self.content_parts(path)?;
+        let custom = self.custom_content.as_ref();
+        let beside = custom.and_then(|custom| custom.attachments.as_ref());
+        let beside = beside.into_iter().flatten();
+        message.files.extend(beside.map(AttachmentIn::to_file));
+        Ok(message)
+    }
+
+    fn content_parts(&self, path: &str) -> Result<UserMessage, Problem> {
         let wrong = |what: &str| {
             let path = format!("{path}.content");
             Problem::invalid(format!("`{path}` {what}")).with("path", path)
@@ -354,14 +375,25 @@ impl ChatMessageIn {
                 ..UserMessage::default()
             });
         }
-        let parts: Vec<PartIn> = serde_json::from_str(content.get())
+        let sent: Vec<PartIn> = serde_json::from_str(content.get())
             .map_err(|error| wrong(&format!("is text or a list of parts: {error}")))?;
-        let (mut texts, mut files) = (Vec::new(), Vec::new());
-        for part in parts {
+        let (mut texts, mut files, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        for part in sent {
+            let attachment = files.len();
             match (part.kind.as_str(), part.text, part.image_url, part.file) {
-                ("text", Some(text), ..) => texts.push(text),
-                ("image_url", _, Some(image), _) => files.push(image.into_file()),
-                ("file", .., Some(file)) => files.push(file.into_file().map_err(wrong)?),
+                ("text", Some(text), ..) => {
+                    parts.push(PartBody::Text(text.len()));
+                    texts.push(text);
+                }
+                ("image_url", _, Some(mut image), _) => {
+                    let detail = image.detail.take();
+                    parts.push(PartBody::Image { attachment, detail });
+                    files.push(image.into_file());
+                }
+                ("file", .., Some(file)) => {
+                    parts.push(PartBody::File { attachment });
+                    files.push(file.into_file().map_err(wrong)?);
+                }
                 (kind, ..) => {
                     let kind: String = kind.chars().take(64).collect();
                     let what = format!(
@@ -371,10 +403,13 @@ impl ChatMessageIn {
                 }
             }
         }
-        let text = texts.join("\n");
+        if files.is_empty() {
+            parts.clear();
+        }
         Ok(UserMessage {
-            text,
+            text: texts.join("\n"),
             files,
+            parts,
             data: None,
         })
     }
@@ -415,6 +450,36 @@ mod tests {
                 r#"{"type":"application/pdf","title":"a.pdf","data":"BB"}"#,
             ]
         );
+    }
+
+    #[test]
+    fn the_order_of_texts_and_files_is_kept() {
+        let found = user_message(
+            r#"[{"type":"image_url","image_url":{"url":"https://x.test/a.png","detail":"high"}},
+                {"type":"text","text":"and"},
+                {"type":"file","file":{"filename":"a.pdf","file_data":"BB"}}]"#,
+        );
+        let parts = found.expect("a message").parts;
+        let expected =
+            r#"[{"image":{"attachment":0,"detail":"high"}},{"text":3},{"file":{"attachment":1}}]"#;
+        assert_eq!(String::from_utf8_lossy(&to_body(&parts)), expected);
+        let texts = user_message(r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#);
+        assert_eq!(texts.expect("a message").parts, []);
+    }
+
+    #[test]
+    fn files_beside_the_content_are_taken() {
+        let message = r#"{"role":"user","content":"look","custom_content":{"state":{"x":1},"attachments":[
+            {"index":0,"type":"text/csv","title":"t","data":null,"url":"files/a.csv","reference_type":null}]}}"#;
+        let message: ChatMessageIn = serde_json::from_str(message).expect("a message");
+        let found = message.user_message("messages[0]").expect("a message");
+        assert_eq!((found.text.as_str(), found.parts), ("look", Vec::new()));
+        let file = String::from_utf8(to_body(&found.files)).expect("text");
+        assert_eq!(
+            file,
+            r#"[{"type":"text/csv","title":"t","url":"files/a.csv"}]"#
+        );
+        assert!(!String::from_utf8_lossy(&to_body(&message)).contains("state"));
     }
 
     #[test]

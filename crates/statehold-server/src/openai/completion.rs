@@ -102,7 +102,7 @@ struct ChunkOut<'a> {
     model: &'a str,
     choices: &'a [ChunkChoiceOut<'a>],
     #[serde(skip_serializing_if = "UsageOut::is_unasked")]
-    usage: UsageOut,
+    usage: UsageOut<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<MetadataOut>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,12 +112,12 @@ struct ChunkOut<'a> {
 /// Token usage in a stream: null in all chunks but the last, if the client asked for it.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum UsageOut {
+enum UsageOut<'a> {
     Unasked,
-    Later(Option<TokenUsage>),
+    Later(Option<&'a TokenUsage>),
 }
 
-impl UsageOut {
+impl UsageOut<'_> {
     fn is_unasked(&self) -> bool {
         matches!(self, Self::Unasked)
     }
@@ -292,7 +292,11 @@ impl CompletionWriter {
         })
     }
 
-    fn chunk_of<'a>(&'a self, choices: &'a [ChunkChoiceOut<'a>], usage: UsageOut) -> ChunkOut<'a> {
+    fn chunk_of<'a>(
+        &'a self,
+        choices: &'a [ChunkChoiceOut<'a>],
+        usage: UsageOut<'a>,
+    ) -> ChunkOut<'a> {
         ChunkOut {
             id: &self.id,
             object: "chat.completion.chunk",
@@ -352,7 +356,7 @@ impl CompletionWriter {
 
     /// The chunk with the token usage, if the client asked for it.
     pub(crate) fn usage(&self, usage: TokenUsage) -> Option<Vec<u8>> {
-        let usage = UsageOut::Later(Some(usage));
+        let usage = UsageOut::Later(Some(&usage));
         self.with_usage.then(|| to_body(&self.chunk_of(&[], usage)))
     }
 }

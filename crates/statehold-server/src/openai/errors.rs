@@ -15,6 +15,18 @@ use crate::http::delivery::whole;
 use crate::http::problem::{Code, Problem};
 use crate::http::turn_failure::agent_code;
 
+/// APIs of OpenAI that this server does not have.
+const NOT_SERVED: [&str; 8] = [
+    "audio",
+    "batches",
+    "completions",
+    "embeddings",
+    "files",
+    "images",
+    "moderations",
+    "responses",
+];
+
 /// An error.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ChatError)]
@@ -73,13 +85,29 @@ fn kind_of(status: u16) -> &'static str {
     }
 }
 
+/// The problem for a path of an API of OpenAI that this server does not have.
+pub(crate) fn not_served(path: &str) -> Option<Problem> {
+    let bases = ["/openai/v1", "/v1"];
+    let (base, rest) = bases
+        .into_iter()
+        .find_map(|base| Some((base, path.strip_prefix(base)?.strip_prefix('/')?)))?;
+    let name = rest.split('/').next().unwrap_or_default();
+    let name = NOT_SERVED.iter().find(|known| **known == name)?;
+    let detail = format!(
+        "the API `{name}` is not served here; use `POST {base}/chat/completions`, with an agent of \
+         `GET {base}/models` as the model. Clients that prefer another API have a setting for chat completions"
+    );
+    Some(Problem::new(Code::NotFound, detail))
+}
+
 /// Translates every problem on the paths of OpenAI's clients into their form of errors.
 pub(crate) async fn translate(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_theirs = path.starts_with("/openai/")
         || path == "/v1/chat/completions"
         || path == "/v1/models"
-        || path.starts_with("/v1/models/");
+        || path.starts_with("/v1/models/")
+        || not_served(path).is_some();
     let response = next.run(request).await;
     if is_theirs {
         as_openai_error(response, None)
@@ -102,9 +130,10 @@ pub(crate) fn as_openai_error(
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     let json = HeaderValue::from_static("application/json");
     headers.insert(header::CONTENT_TYPE, json);
-    if is_end_of_turn(&problem) || problem.status == 409 {
+    let is_limited = problem.status == 429;
+    if is_end_of_turn(&problem) && !is_limited || problem.status == 409 {
         // The turn has ended and is recorded, or the same call would conflict again: a person decides what to
-        // do. Clients of this API retry conflicts by themselves.
+        // do. Clients of this API retry conflicts by themselves. A turn that a limit stopped goes on.
         forbid_retry(headers);
     }
     *response.body_mut() = whole(body, receipt);

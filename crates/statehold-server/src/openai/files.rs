@@ -1,12 +1,46 @@
 //! Files of a chat message.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use statehold_engine::bodies::AttachmentBody;
+use utoipa::ToSchema;
+
+/// A file beside the content of a message. Other fields are ignored.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = ChatMessageFile)]
+pub(crate) struct AttachmentIn {
+    /// The media type.
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reference_url: Option<String>,
+    /// The bytes, as text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    data: Option<String>,
+}
+
+impl AttachmentIn {
+    pub(crate) fn to_file(&self) -> AttachmentBody {
+        let file = self.clone();
+        AttachmentBody {
+            kind: file.kind,
+            title: file.title,
+            url: file.url,
+            reference_url: file.reference_url,
+            data: file.data,
+        }
+    }
+}
 
 /// An image behind an address.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ImageIn {
     url: String,
+    /// How closely a model should look at it.
+    pub(crate) detail: Option<String>,
 }
 
 /// A file with its data.

@@ -9,10 +9,11 @@ use statehold_core::ids::SessionId;
 use statehold_engine::EngineError;
 use statehold_engine::api::caller::KeyWatch;
 use statehold_engine::api::json::to_body;
-use statehold_engine::api::turn::{DeliveryReceipt, TurnEvent, TurnHandle, TurnSnapshot};
+use statehold_engine::api::turn::{
+    DeliveryReceipt, TurnEvent, TurnFollower, TurnHandle, TurnSnapshot,
+};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::SendError;
-use tokio::time::Instant;
 
 use super::completion::{CompletionWriter, Ending, reply_of};
 use super::errors::ErrorOut;
@@ -33,8 +34,6 @@ pub(crate) struct StreamWriter {
     pub(crate) completion: CompletionWriter,
     /// The API key of the call: its revocation ends the stream.
     pub(crate) api_key: KeyWatch,
-    /// The time until which the stream waits for a paused turn.
-    pub(crate) wait_until: Instant,
     /// The address of the server, as the call names it.
     pub(crate) base: String,
     pub(crate) pieces: Sender<BodyPiece>,
@@ -77,14 +76,17 @@ impl From<SendError<BodyPiece>> for StreamError {
 
 impl StreamWriter {
     /// Writes the stream. A broken stream does not stop the turn.
-    pub(crate) async fn write(mut self) {
+    pub(crate) async fn write(mut self, follower: TurnFollower, first: Option<TurnEvent>) {
         let (api_key, pieces) = (self.api_key.clone(), self.pieces.clone());
         let ended = tokio::select! {
             biased;
-            () = pieces.closed() => return,
+            () = pieces.closed() => Err(StreamError::Disconnected),
             () = api_key.revoked() => Err(unauthenticated().into()),
-            ended = self.write_turn() => ended,
+            ended = self.write_turn(follower, first) => ended,
         };
+        if ended.is_err() {
+            self.note_part();
+        }
         if let Err(StreamError::Problem(problem)) = ended {
             let problem = match problem.status {
                 401 => *problem,
@@ -95,21 +97,17 @@ impl StreamWriter {
         }
     }
 
-    async fn write_turn(&mut self) -> Result<(), StreamError> {
+    async fn write_turn(
+        &mut self,
+        mut follower: TurnFollower,
+        mut first: Option<TurnEvent>,
+    ) -> Result<(), StreamError> {
         self.send(&self.completion.first(), None).await?;
         self.send_text(&self.completion.earlier_text()).await?;
-        let mut follower = self.turn.follow(self.wait_until);
         loop {
-            let mut next = std::pin::pin!(follower.next());
-            let event = loop {
-                tokio::select! {
-                    biased;
-                    event = &mut next => break event?,
-                    () = tokio::time::sleep(KEEP_ALIVE) => {
-                        let (bytes, receipt) = (Bytes::from_static(sse::KEEP_ALIVE), None);
-                        self.pieces.send(BodyPiece { bytes, receipt }).await?;
-                    }
-                }
+            let event = match first.take() {
+                Some(first) => first,
+                None => self.next_event(&mut follower).await?,
             };
             match event {
                 TurnEvent::Delta(piece) => {
@@ -126,6 +124,21 @@ impl StreamWriter {
         }
     }
 
+    /// Waits for the next event, and keeps the connection awake.
+    async fn next_event(&self, follower: &mut TurnFollower) -> Result<TurnEvent, StreamError> {
+        let mut next = std::pin::pin!(follower.next());
+        loop {
+            tokio::select! {
+                biased;
+                event = &mut next => return Ok(event?),
+                () = tokio::time::sleep(KEEP_ALIVE) => {
+                    let (bytes, receipt) = (Bytes::from_static(sse::KEEP_ALIVE), None);
+                    self.pieces.send(BodyPiece { bytes, receipt }).await?;
+                }
+            }
+        }
+    }
+
     /// Ends the stream with the error or the answer of the turn, or with its pause.
     async fn end(&self, snapshot: TurnSnapshot) -> Result<(), StreamError> {
         let receipt = self.receipt(&snapshot);
@@ -135,6 +148,7 @@ impl StreamWriter {
             self.app.failed_calls.settle(&self.app, scratch, end);
         }
         if let Some(failed) = failure {
+            self.note_part();
             let problem = with_session(failed.into(), self.only_here);
             return self.send(&to_body(&ErrorOut::of(&problem)), receipt).await;
         }
@@ -168,6 +182,14 @@ impl StreamWriter {
         let deliveries = &self.app.deliveries;
         let has_session = self.scratch.is_none();
         has_session.then(|| deliveries.receipt(&self.turn, &self.completion.earlier, snapshot))
+    }
+
+    /// Notes the text that the client has without an answer. It may send that text with its next call.
+    fn note_part(&self) {
+        if self.scratch.is_none() && !self.drafted.is_empty() {
+            let text = format!("{}{}", self.completion.earlier_text(), self.drafted);
+            self.app.deliveries.note_part(self.turn.request, &text);
+        }
     }
 
     async fn send_text(&self, text: &str) -> Result<(), StreamError> {

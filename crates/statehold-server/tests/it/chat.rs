@@ -9,6 +9,7 @@ mod recalled;
 mod stateless;
 mod streams;
 mod turns;
+mod upstream;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

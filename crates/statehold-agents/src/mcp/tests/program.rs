@@ -70,6 +70,26 @@ fn script(after_list: &str) -> ToolTransport {
     command("sh", &["-c", &SERVER.replace("AFTER", after_list)])
 }
 
+#[tokio::test]
+async fn tools_of_a_program_that_run_only_as_tasks_are_not_offered() {
+    let tools = r#"
+        while read -r line; do
+            id=${line#*'"id":'}
+            id=${id%%[,\}]*}
+            case $line in
+            *'"initialize"'*)
+                printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"}}}\n' "$id" ;;
+            *'"tools/list"'*)
+                printf '{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"slow","execution":{"taskSupport":"required"},"inputSchema":{"type":"object"}},{"name":"either","execution":{"taskSupport":"optional"},"inputSchema":{"type":"object"}}]}}\n' "$id" ;;
+            esac
+        done"#;
+    let servers = servers([("tasks", command("sh", &["-c", tools]))]);
+    let offered = servers.tools(&[name("tasks")]).await;
+    let offered = offered.all().expect("tools");
+    let names: Vec<&str> = offered.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["either"]);
+}
+
 /// Starts a process beside the program and writes its process id to a file.
 fn helper(note: &Path) -> String {
     format!(

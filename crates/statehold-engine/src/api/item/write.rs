@@ -175,7 +175,7 @@ impl ItemInput {
             result: self.result,
             annotations: self.annotations,
             data: self.data,
-            had_credential: false,
+            ..ItemBody::default()
         };
         Ok(NewItem {
             kind,

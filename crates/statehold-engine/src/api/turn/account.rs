@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::{Item, ItemKind};
 use statehold_core::record::Event;
@@ -29,17 +30,102 @@ pub struct TokenUsage {
     completion: u64,
     #[serde(rename = "total_tokens")]
     total: u64,
+    #[serde(
+        rename = "prompt_tokens_details",
+        deserialize_with = "readable",
+        skip_serializing_if = "Option::is_none"
+    )]
+    prompt_details: Option<TokenDetails>,
+    #[serde(
+        rename = "completion_tokens_details",
+        deserialize_with = "readable",
+        skip_serializing_if = "Option::is_none"
+    )]
+    completion_details: Option<TokenDetails>,
+}
+
+/// Kinds of tokens, as far as a service tells them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ChatUsageDetails)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
+struct TokenDetails {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cached_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_write_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    audio_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted_prediction_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rejected_prediction_tokens: Option<u64>,
+}
+
+/// Details that cannot be read do not make the tokens unreadable.
+fn readable<'de, D: Deserializer<'de>>(details: D) -> Result<Option<TokenDetails>, D::Error> {
+    let details = Value::deserialize(details)?;
+    Ok(serde_json::from_value(details).ok())
+}
+
+/// The sum of two numbers that may be missing.
+fn sum<T>(one: Option<T>, other: Option<T>, add: impl Fn(T, T) -> T) -> Option<T> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(add(one, other)),
+        (one, other) => one.or(other),
+    }
+}
+
+impl TokenDetails {
+    fn plus(self, other: Self) -> Self {
+        let sum = |one, other| sum(one, other, u64::saturating_add);
+        Self {
+            cached_tokens: sum(self.cached_tokens, other.cached_tokens),
+            cache_write_tokens: sum(self.cache_write_tokens, other.cache_write_tokens),
+            audio_tokens: sum(self.audio_tokens, other.audio_tokens),
+            reasoning_tokens: sum(self.reasoning_tokens, other.reasoning_tokens),
+            accepted_prediction_tokens: sum(
+                self.accepted_prediction_tokens,
+                other.accepted_prediction_tokens,
+            ),
+            rejected_prediction_tokens: sum(
+                self.rejected_prediction_tokens,
+                other.rejected_prediction_tokens,
+            ),
+        }
+    }
 }
 
 impl TokenUsage {
-    fn add(&mut self, other: Self) {
-        let total = match other.total {
-            0 => other.prompt.saturating_add(other.completion),
+    /// All tokens: the total, or the sum of its parts if that is more.
+    pub fn total(&self) -> u64 {
+        let parts = self.prompt.saturating_add(self.completion);
+        self.total.max(parts)
+    }
+
+    /// The sum of both.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        let total = |usage: Self| match usage.total {
+            0 => usage.total(),
             total => total,
         };
-        self.prompt = self.prompt.saturating_add(other.prompt);
-        self.completion = self.completion.saturating_add(other.completion);
-        self.total = self.total.saturating_add(total);
+        Self {
+            prompt: self.prompt.saturating_add(other.prompt),
+            completion: self.completion.saturating_add(other.completion),
+            total: total(self).saturating_add(total(other)),
+            prompt_details: sum(
+                self.prompt_details,
+                other.prompt_details,
+                TokenDetails::plus,
+            ),
+            completion_details: sum(
+                self.completion_details,
+                other.completion_details,
+                TokenDetails::plus,
+            ),
+        }
     }
 }
 
@@ -122,7 +208,7 @@ impl TurnLedger {
                 }
                 Event::ItemsAppended { request, items, .. } if self.requests.contains(request) => {
                     for item in items.iter().filter(|item| item.kind == ItemKind::Step) {
-                        self.account.usage.add(usage_of(stored, item));
+                        self.account.usage = self.account.usage.plus(usage_of(stored, item));
                     }
                 }
                 _ => {}

@@ -16,6 +16,9 @@ use super::{EarlierAnswer, TurnHandle, TurnSnapshot};
 
 /// How many turns the log has at most.
 const TURNS_MAX: usize = 20_000;
+/// How many streams that ended early the log remembers, and how many bytes of each.
+const PARTS_MAX: usize = 4_096;
+const PART_BYTES_MAX: usize = 512;
 /// How long before the start of this process an answer may have been committed and not delivered.
 const BEFORE_START_MS: u64 = 5 * 60 * 1_000;
 
@@ -37,6 +40,10 @@ struct DeliveryEntries {
     /// Turns with the declaration that their agent had when they started.
     configs: RecentSet<(RequestId, Digest)>,
     seen: RecentSet<HoldId>,
+    /// The beginnings of texts that clients have of turns whose stream ended before the answer.
+    parts: HashMap<RequestId, String>,
+    /// The same turns in the order in which their streams ended.
+    parted: VecDeque<RequestId>,
 }
 
 impl DeliveryLog {
@@ -130,6 +137,35 @@ impl DeliveryLog {
     /// Whether a client has received the whole answer of a turn, as far as the log remembers.
     pub(super) fn has_sent(&self, request: RequestId) -> bool {
         self.entries().sent.has(&request)
+    }
+
+    /// Notes the text that a client has of a turn whose stream ended before the answer.
+    pub fn note_part(&self, request: RequestId, text: &str) {
+        let mut entries = self.entries();
+        let part = &text[..text.floor_char_boundary(PART_BYTES_MAX)];
+        let known = entries.parts.get(&request);
+        if part.len() <= known.map_or(0, String::len) {
+            return;
+        }
+        if known.is_none() {
+            entries.parted.push_back(request);
+        }
+        entries.parts.insert(request, part.to_owned());
+        while entries.parted.len() > PARTS_MAX {
+            if let Some(oldest) = entries.parted.pop_front() {
+                entries.parts.remove(&oldest);
+            }
+        }
+    }
+
+    /// Whether a client may have this text of a turn whose stream ended before the answer.
+    pub(super) fn has_part(&self, request: RequestId, text: &str) -> bool {
+        let entries = self.entries();
+        entries.parts.get(&request).is_some_and(|part| {
+            // Of a long part only the beginning is known; it may end inside a character of many bytes.
+            let is_cut = part.len() + 4 > PART_BYTES_MAX;
+            part.trim_start().starts_with(text) || is_cut && text.starts_with(part.trim())
+        })
     }
 
     /// Drops a turn whose answer no client waits for.
@@ -279,6 +315,25 @@ mod tests {
         assert!(log.is_owed(session(2), request(1), now, now));
         log.forget(session(2), request(1));
         assert!(!log.is_owed(session(2), request(1), now, now));
+    }
+
+    #[test]
+    fn the_beginning_of_a_text_that_was_sent_is_known() {
+        let log = DeliveryLog::new(Timestamp::from_micros(0));
+        log.note_part(request(1), "Once upon a time");
+        log.note_part(request(1), "Once");
+        assert!(log.has_part(request(1), "Once upon"));
+        assert!(!log.has_part(request(1), "upon") && !log.has_part(request(2), "Once"));
+        assert!(!log.has_part(request(1), "Once upon a time there was"));
+        let story = "é".repeat(PART_BYTES_MAX);
+        log.note_part(request(2), &story);
+        assert!(log.has_part(request(2), &story) && log.has_part(request(2), "éé"));
+        assert!(!log.has_part(request(2), &format!("e{story}")));
+        for n in 0..=PARTS_MAX {
+            log.note_part(request(n), "x");
+        }
+        assert_eq!(log.entries().parts.len(), PARTS_MAX);
+        assert!(!log.has_part(request(1), "Once"), "it was noted first");
     }
 
     #[test]

@@ -38,10 +38,11 @@ const KEY_EXPIRED_MS: u64 = KEPT_MS - 60 * 1_000;
 pub(super) const CONTINUED_MS: u64 = 10 * 60 * 1_000;
 /// Failures after which trying again may help: the agent, the model or the tool server was not reached, did not
 /// answer in time, or failed itself.
-const TRANSIENT: [&str; 7] = [
+const TRANSIENT: [&str; 8] = [
     "agent_busy",
     "agent_cut_off",
     "agent_error",
+    "agent_rate_limited",
     "agent_timeout",
     "agent_unreachable",
     "tool_timeout",

@@ -272,6 +272,17 @@ async fn attack_12_there_are_no_two_spellings_of_one_action() {
             digest_of(&number, &other)
         );
     }
+    // Integers that a double confuses.
+    let large = open(r#"{"n":9007199254740993}"#).await.ok(201);
+    let digest = text(&large["action"], "digest");
+    assert_eq!(
+        digest,
+        digest_of(&large, &json!({"n": 9_007_199_254_740_993_i64}))
+    );
+    assert_ne!(
+        digest,
+        digest_of(&large, &json!({"n": 9_007_199_254_740_992_i64}))
+    );
     let composed = open("{\"s\":\"\u{e9}\"}").await.ok(201);
     let decomposed = json!({"s": "e\u{301}"});
     assert_ne!(
@@ -287,7 +298,10 @@ async fn attack_12_there_are_no_two_spellings_of_one_action() {
         r#"{"n":Infinity}"#,
         r#"{"n":1e999}"#,
         r#"{"n":12345678901234567890123}"#,
-        r#"{"n":9007199254740993}"#,
+        r#"{"n":18446744073709551616}"#,
+        r#"{"n":-9223372036854775809}"#,
+        r#"{"n":9007199254740992.0}"#,
+        r#"{"n":0.10000000000000001}"#,
         r#"{"s":"\ud800"}"#,
         r#"{"n":01}"#,
     ] {

@@ -430,6 +430,78 @@ async fn a_failed_turn_does_not_end_the_conversation() {
 }
 
 #[tokio::test]
+async fn a_window_does_not_enter_a_turn_of_another_that_has_no_answer() {
+    for fails in [true, false] {
+        let scene = Scene::new().await;
+        let (mut one, mut two) = (Window::of(&scene.ann), Window::of(&scene.ann));
+        let first = one.turn(&scene, "hello", "hi").await;
+        // The other window says the same, and has no answer.
+        let call = two.user("hello").send();
+        let request = scene.claim().await;
+        if fails {
+            let error = json!({"error": {"code": "agent_on_strike"}});
+            act(&scene.helper, &request, "fail", error).await.ok(200);
+            assert_eq!(finished(call).await.status, 502);
+        }
+        assert_eq!(one.turn(&scene, "I am Ann", "hi, Ann").await, first);
+        assert_ne!(text(&request, "session_id"), first, "fails: {fails}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_may_keep_the_part_of_an_answer_that_failed() {
+    for kept in ["Once upon", "Once upon a", "Never"] {
+        let scene = Scene::new().await;
+        let mut window = Window::of(&scene.ann);
+        let first = window.turn(&scene, "hello", "hi").await;
+        let mut body = window.user("a story?").body();
+        body["stream"] = true.into();
+        let mut stream = ChatStream::open(&scene.ann, &body, &[]).await;
+        let request = scene.claim().await;
+        let draft = scene.rig.engine.open_draft(id(&request));
+        scene.rig.engine.write_draft(id(&request), "Once upon a");
+        assert_eq!(stream.text().await, "Once upon a");
+        let error = json!({"error": {"code": "agent_on_strike"}});
+        act(&scene.helper, &request, "fail", error).await.ok(200);
+        drop(draft);
+        let end = stream.chunk().await;
+        assert_eq!(end["error"]["code"], "agent_error", "{end}");
+        window.assistant(kept);
+        let session = window.turn(&scene, "go on", "No.").await;
+        assert_eq!(session == first, kept != "Never", "{kept}");
+    }
+}
+
+#[tokio::test]
+async fn sessions_of_chat_calls_have_an_end_that_moves_with_each_commit() {
+    let mut setup = setup();
+    setup.server.chat_session_ttl_seconds = Some(60);
+    let scene = Scene::begin(Rig::with(setup).await).await;
+    let mut window = Window::of(&scene.ann);
+    window.turn(&scene, "hello", "hi").await;
+    let mut again = window.clone();
+    let origin = window.turn(&scene, "a joke?", "no").await;
+    let fork = again.turn(&scene, "a joke?", "well …").await;
+    assert_ne!(fork, origin);
+    let mut ends = Vec::new();
+    for session in [&origin, &fork] {
+        let path = format!("/v1/sessions/{session}");
+        let session = scene.ann.get(&path).await.ok(200);
+        assert_eq!(session["ttl_seconds"], 60, "{session}");
+        assert_eq!(session["ttl_mode"], "sliding", "{session}");
+        ends.push(text(&session, "expires_at"));
+    }
+    assert_eq!(window.turn(&scene, "bye", "bye").await, origin);
+    let path = format!("/v1/sessions/{origin}");
+    let later = scene.ann.get(&path).await.ok(200);
+    assert!(text(&later, "expires_at") > ends[0]);
+    // One that was made in another way lives on.
+    let path = format!("/v1/sessions/{}", scene.session);
+    let made = scene.ann.get(&path).await.ok(200);
+    assert_eq!(made.get("expires_at"), None);
+}
+
+#[tokio::test]
 async fn keys_without_a_user_do_not_share_their_conversations() {
     let scene = Scene::new().await;
     let (one, two) = (

@@ -137,6 +137,11 @@ impl<'a> ChatTurn<'a> {
                         over => break over,
                     }
                 }
+                Err(failure) if is_end_of_turn(&failure) => {
+                    return Err(
+                        turn_failure(failure.code.unwrap_or_default(), failure.message).into(),
+                    );
+                }
                 Err(failure) if was_there && is_transient(&failure) => {
                     let is_over = lost.is_some_and(|(since, _)| since.elapsed() > GONE_MAX);
                     if is_over && !self.is_conversation {
@@ -401,18 +406,42 @@ fn is_transient(failure: &Failure) -> bool {
     failure.exit == Exit::Unreachable || matches!(failure.status, Some(429 | 502 | 503))
 }
 
+/// Whether the turn has ended without an answer. A proxy that cannot reach the server gives no code.
+fn is_end_of_turn(failure: &Failure) -> bool {
+    const CODES: [&str; 12] = [
+        "agent_busy",
+        "agent_cut_off",
+        "agent_error",
+        "agent_malformed",
+        "agent_rate_limited",
+        "agent_timeout",
+        "agent_too_large",
+        "agent_unreachable",
+        "conversation_lost",
+        "no_route",
+        "request_cancelled",
+        "request_failed",
+    ];
+    let code = failure.code.as_deref();
+    code.is_some_and(|code| CODES.contains(&code))
+}
+
 /// The error for a failure in the middle of a stream.
 fn stream_failure(error: &Value) -> Failure {
-    let code = text(error, "code");
-    let exit = match code {
+    let (code, message) = (text(error, "code"), text(error, "message"));
+    turn_failure(code.to_owned(), message.to_owned())
+}
+
+/// The error for a turn without an answer.
+fn turn_failure(code: String, message: String) -> Failure {
+    let exit = match code.as_str() {
         "unauthenticated" | "forbidden" => Exit::NotAllowed,
         "not_found" => Exit::NotFound,
         "session_closed" | "session_expired" => Exit::Conflict,
         _ => Exit::Failed,
     };
-    let message = text(error, "message").to_owned();
     let mut failure =
         Failure::new(exit, message).hint("the conversation is kept; send the message again");
-    failure.code = Some(code.to_owned());
+    failure.code = Some(code);
     failure
 }

@@ -131,6 +131,7 @@ async fn run_server(
         keys_required: config.auth.required,
         clock: moved,
         agents: reloader.agents(),
+        chat_session_ttl_seconds: config.chat.session_ttl_seconds(),
         scratch: Some(reloader.scratch()),
         reload: Some(Arc::clone(&reloader) as Arc<dyn Reload>),
         ..limited(&config.limits)

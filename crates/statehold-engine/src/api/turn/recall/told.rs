@@ -1,0 +1,224 @@
+//! Reads the end of a session as its client was told it: turns with their answers, and their holds.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::item::{ItemKind, Role};
+use statehold_core::request::RequestOutcome;
+use statehold_store::{HoldOrder, StoredItem};
+
+use super::Recall;
+use super::message::{CarriedMessage, plain};
+use crate::api::json::Raw;
+use crate::api::turn::as_client;
+use crate::bodies::{AttachmentBody, ItemBody, parse, text_of, text_of_value};
+use crate::caller::Caller;
+use crate::error::EngineError;
+use crate::holds::{HoldDetail, HoldFilter};
+use crate::leased::continued_by;
+use crate::read::{RequestDetail, own_page};
+
+/// How many messages of a session are read, and how many at a time.
+const MESSAGES_MAX: usize = 1_024;
+const PAGE: usize = 64;
+/// How many bytes of messages of a session are read before the comparison ends with those.
+const BYTES_MAX: usize = 8 * 1024 * 1024;
+/// How many open holds, and how many decided ones, of a session are read.
+const HOLDS_MAX: usize = 200;
+
+/// A turn as its client was told it.
+pub(super) struct ToldTurn {
+    pub(super) request: RequestId,
+    /// The last request of the turn: another one, if it was continued after a failure.
+    pub(super) last: RequestId,
+    pub(super) input: CarriedMessage,
+    /// Messages that the client brought along when the session began.
+    pub(super) context: Vec<CarriedMessage>,
+    pub(super) answer: Option<String>,
+}
+
+impl ToldTurn {
+    fn of(item: &StoredItem) -> Self {
+        let body: ItemBody = parse(item.body.as_deref());
+        let text = body.content.as_deref().map(text_of).unwrap_or_default();
+        let files = item.attachments.iter();
+        let files: Vec<AttachmentBody> = files.map(|file| parse(file.as_deref())).collect();
+        Self {
+            request: item.placed.request,
+            last: item.placed.request,
+            input: CarriedMessage::by_user(&text, &files),
+            context: body.data.as_ref().map(context_in).unwrap_or_default(),
+            answer: None,
+        }
+    }
+}
+
+/// The conversation that came with an input.
+fn context_in(data: &Raw) -> Vec<CarriedMessage> {
+    let mut data: Value = serde_json::from_str(data.get()).unwrap_or_default();
+    let Value::Array(history) = data["history"].take() else {
+        return Vec::new();
+    };
+    let carried = history.into_iter().map(|mut message| {
+        let text = text_of_value(message["content"].take());
+        if message["role"] == "user" {
+            CarriedMessage::by_user(&text, &[])
+        } else {
+            CarriedMessage::by_assistant(&text)
+        }
+    });
+    carried.collect()
+}
+
+/// The end of a session, as its client was told it.
+pub(super) struct ToldSession<'a> {
+    pub(super) recall: &'a Recall<'a>,
+    reader: Caller,
+    pub(super) session: SessionId,
+    /// Oldest first.
+    pub(super) turns: Vec<ToldTurn>,
+    /// Whether the first of them is the first turn of the session.
+    pub(super) is_whole: bool,
+    /// Turns whose answer alone does not say what the client was told.
+    details: BTreeMap<RequestId, RequestDetail>,
+    holds: Option<Vec<HoldDetail>>,
+}
+
+impl<'a> ToldSession<'a> {
+    pub(super) fn new(recall: &'a Recall<'a>, session: SessionId) -> Self {
+        Self {
+            recall,
+            reader: as_client(recall.caller),
+            session,
+            turns: Vec::new(),
+            is_whole: false,
+            details: BTreeMap::new(),
+            holds: None,
+        }
+    }
+
+    /// Reads the turns from the newest back to some turns before a request, and returns the bytes of their
+    /// messages.
+    pub(super) async fn read(
+        &mut self,
+        request: RequestId,
+        before: usize,
+    ) -> Result<usize, EngineError> {
+        let engine = self.recall.engine;
+        let (mut items, mut next, mut bytes) = (Vec::new(), None, 0);
+        loop {
+            let page = own_page(PAGE, |page| {
+                engine.transcript(&self.reader, self.session, next, page)
+            });
+            let page = page.await?;
+            let bodies = page.items.iter().filter_map(|item| item.body.as_ref());
+            bytes += bodies.map(Vec::len).sum::<usize>();
+            items.extend(page.items);
+            next = page.next;
+            let (turns, continued) = turns_of(&items);
+            self.turns = turns;
+            for (request, answer) in continued {
+                self.answer_first_attempt(request, answer).await?;
+            }
+            self.is_whole = next.is_none();
+            let found = self.turns.iter().position(|turn| turn.request == request);
+            let has_enough = found.is_some_and(|found| found > before);
+            let is_enough = items.len() >= MESSAGES_MAX || bytes >= BYTES_MAX;
+            if self.is_whole || has_enough || is_enough {
+                return Ok(bytes);
+            }
+        }
+    }
+
+    /// Gives the answer of a request to the turn that it continued.
+    async fn answer_first_attempt(
+        &mut self,
+        last: RequestId,
+        answer: String,
+    ) -> Result<(), EngineError> {
+        let mut request = last;
+        while let Some(continued) = self.continued(request).await? {
+            request = continued;
+        }
+        let mut turns = self.turns.iter_mut();
+        if let Some(turn) = turns.find(|turn| turn.request == request) {
+            (turn.last, turn.answer) = (last, Some(answer));
+        }
+        Ok(())
+    }
+
+    /// The failed request that a request continued.
+    async fn continued(&mut self, request: RequestId) -> Result<Option<RequestId>, EngineError> {
+        let started = self.detail(request).await?.started.as_ref();
+        Ok(started.and_then(|started| continued_by(started, request)))
+    }
+
+    pub(super) async fn detail(
+        &mut self,
+        request: RequestId,
+    ) -> Result<&RequestDetail, EngineError> {
+        if !self.details.contains_key(&request) {
+            let detail = self.recall.engine.request(&self.reader, request).await?;
+            self.details.insert(request, detail);
+        }
+        Ok(&self.details[&request])
+    }
+
+    /// Whether a turn has ended without an answer.
+    pub(super) async fn has_failed(&mut self, turn: usize) -> Result<bool, EngineError> {
+        let last = self.turns[turn].last;
+        let ended = self.detail(last).await?.request.ended();
+        Ok(ended.is_some_and(|ended| ended.outcome != RequestOutcome::Completed))
+    }
+
+    /// The holds of a turn, open and decided.
+    pub(super) async fn holds_of(&mut self, turn: usize) -> Result<Vec<&HoldDetail>, EngineError> {
+        if self.holds.is_none() {
+            let mut holds = Vec::new();
+            for decided in [false, true] {
+                let filter = HoldFilter {
+                    decided,
+                    session: Some(self.session),
+                    order: HoldOrder::Newest,
+                    ..HoldFilter::default()
+                };
+                let Recall { engine, caller, .. } = self.recall;
+                let page = engine.holds(caller, &filter, None, HOLDS_MAX);
+                holds.extend(page.await?.entries);
+            }
+            self.holds = Some(holds);
+        }
+        let request = self.turns[turn].request;
+        let is_its = |hold: &&HoldDetail| {
+            let root = hold.lineage.first().map(|step| step.request);
+            root == Some(request)
+        };
+        Ok(self.holds.iter().flatten().filter(is_its).collect())
+    }
+}
+
+/// The turns in some items, which are newest first, and the answers whose input is not among them.
+pub(super) fn turns_of(items: &[StoredItem]) -> (Vec<ToldTurn>, BTreeMap<RequestId, String>) {
+    let mut turns: Vec<ToldTurn> = Vec::new();
+    let mut continued = BTreeMap::new();
+    for item in items.iter().rev() {
+        let placed = &item.placed;
+        let known = turns
+            .iter_mut()
+            .rfind(|turn| turn.request == placed.request);
+        match (placed.item.kind, placed.item.role, known) {
+            (ItemKind::Message, Some(Role::User), None) => turns.push(ToldTurn::of(item)),
+            (ItemKind::Message, Some(Role::Assistant), known) => {
+                let body: ItemBody = parse(item.body.as_deref());
+                let text = body.content.as_deref().map(text_of).unwrap_or_default();
+                match known {
+                    Some(turn) => turn.answer = Some(plain(&text)),
+                    None => drop(continued.insert(placed.request, plain(&text))),
+                }
+            }
+            _ => {}
+        }
+    }
+    (turns, continued)
+}
