@@ -77,14 +77,18 @@ def start(*asked, **options):
     return process
 
 
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 class Program:
     """A program of an example that listens, as its README starts it, except for the port."""
 
     def __init__(self, folder, name, *arguments):
         self.folder, self.name, self.arguments = example(folder), name, arguments
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
+        self.port = free_port()
         self.start()
 
     def start(self, *others):
@@ -108,9 +112,10 @@ class Program:
 
 class Server:
     """The program with a key for each role, on a directory of its own. Its address stays when it is killed.
-    With `dev`, which are flags, it is a development server without keys, which may be told where to run."""
+    With `dev`, which are flags, it is a development server, with keys only if it is told so. It may be told where
+    to run."""
 
-    def __init__(self, name, config="", dev=None, cwd=None, **env):
+    def __init__(self, name, config="", dev=None, has_keys=None, cwd=None, **env):
         self.folder = os.path.join(FOLDER, name)
         os.mkdir(self.folder)
         self.data, self.log, self.beside, self.config = [
@@ -119,7 +124,8 @@ class Server:
             file.write(config)
         self.dev, self.cwd, self.env, self.port, self.heard, self.keys = dev, cwd, env, 0, [], {}
         self.run("config", "validate", "--config", self.config)
-        for role in ("client", "worker", "approver", "admin") if dev is None else ():
+        has_keys = dev is None if has_keys is None else has_keys
+        for role in ("client", "worker", "approver", "admin") if has_keys else ():
             made = self.run("token", "create", "--role", role, "--name", role, "--data", self.data)
             self.keys[role] = made.strip()
         SERVERS.append(self)

@@ -46,7 +46,7 @@ enum Task {
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// The subject to measure.
-        #[arg(value_parser = ["store", "server", "holds", "chat"])]
+        #[arg(value_parser = ["store", "server", "holds", "chat", "recall"])]
         what: String,
         /// One short round.
         #[arg(long)]
@@ -114,7 +114,14 @@ fn main() -> Result<()> {
                 json.into_iter()
                     .flat_map(|file| ["--json".to_owned(), file]),
             );
-            tool(Profile::Dist, &format!("bench_{what}"), &args)
+            // The same programs are called in both.
+            let name = if what == "recall" {
+                args.push("--recall".to_owned());
+                "bench_chat".to_owned()
+            } else {
+                format!("bench_{what}")
+            };
+            tool(Profile::Dist, &name, &args)
         }
     }
 }

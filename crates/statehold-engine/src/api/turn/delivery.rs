@@ -139,6 +139,11 @@ impl DeliveryLog {
         self.entries().sent.has(&request)
     }
 
+    /// Notes that a client has the answer of a turn.
+    pub(super) fn note_sent(&self, session: SessionId, request: RequestId) {
+        self.entries().note_sent(session, request);
+    }
+
     /// Notes the text that a client has of a turn whose stream ended before the answer.
     pub fn note_part(&self, request: RequestId, text: &str) {
         let mut entries = self.entries();
@@ -207,6 +212,11 @@ impl DeliveryEntries {
         turns.is_some_and(|turns| turns.contains_key(&request))
     }
 
+    fn note_sent(&mut self, session: SessionId, request: RequestId) {
+        self.settle(session, request);
+        self.sent.add(request);
+    }
+
     fn settle(&mut self, session: SessionId, request: RequestId) {
         if let Some(turns) = self.owed.get_mut(&session) {
             turns.remove(&request);
@@ -239,8 +249,7 @@ impl DeliveryReceipt {
     pub fn confirm(self) {
         let mut entries = self.log.entries();
         for request in self.sent {
-            entries.settle(self.session, request);
-            entries.sent.add(request);
+            entries.note_sent(self.session, request);
         }
         if let Some(request) = self.paused
             && let Some(turns) = entries.owed.get_mut(&self.session)

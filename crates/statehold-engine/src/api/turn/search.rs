@@ -425,10 +425,11 @@ impl<'a> TurnSearch<'a> {
         Ok(None)
     }
 
-    /// The newest turns of the agent, oldest first, if they started before this process and none since.
+    /// The newest turns of the agent, oldest first, if they started before this process and none since. Turns
+    /// that ended before another began are left out: their client has moved on.
     async fn turns_before_start(&self) -> Result<Vec<RequestId>, EngineError> {
         let (engine, session) = (self.engine, self.input.session);
-        let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
+        let (mut seen, mut found, mut newest_start) = (BTreeSet::new(), Vec::new(), 0);
         let (mut before, mut left) = (None, MESSAGES_MAX);
         'pages: while left > 0 {
             let page = own_page(left, |page| {
@@ -449,7 +450,11 @@ impl<'a> TurnSearch<'a> {
                 if !started_at.is_some_and(|started_at| self.log.predates(started_at)) {
                     break 'pages;
                 }
-                found.push(request);
+                let ended = detail.request.ended();
+                if ended.is_none_or(|ended| ended.ended_by >= newest_start) {
+                    found.push(request);
+                }
+                newest_start = newest_start.max(detail.request.started_by());
             }
             before = page.next;
             if before.is_none() {

@@ -119,6 +119,23 @@ async fn a_conversation_is_found_after_a_restart() {
 }
 
 #[tokio::test]
+async fn words_that_are_said_again_after_a_restart_are_a_new_turn() {
+    let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
+    let mut window = Window::of(&scene.ann);
+    window.turn(&scene, "hello", "hi").await;
+    let mut edited = window.clone();
+    window.turn(&scene, "a number?", "4").await;
+    let first = window.turn(&scene, "another?", "6").await;
+    let scene = scene.restarted().await;
+    window.who = scene.ann.clone();
+    edited.who = scene.ann.clone();
+    for said in ["another?", "a number?", "another?"] {
+        assert_eq!(window.turn(&scene, said, "2").await, first, "{said}");
+    }
+    assert_ne!(edited.turn(&scene, "a number?", "1").await, first);
+}
+
+#[tokio::test]
 async fn windows_with_the_same_beginning_do_not_mix_once_they_differ() {
     let scene = Scene::new().await;
     let (mut one, mut two) = (Window::of(&scene.ann), Window::of(&scene.ann));

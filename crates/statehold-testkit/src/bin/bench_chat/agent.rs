@@ -67,7 +67,7 @@ pub(crate) fn contains(bytes: &[u8], what: &[u8]) -> bool {
 }
 
 /// The text of every answer.
-fn text() -> String {
+pub(crate) fn text() -> String {
     let mut text = FIRST_WORD.to_owned();
     while text.len() < ANSWER_BYTES {
         text.push_str(", and there is more to be said about it");

@@ -110,19 +110,19 @@ pub(crate) async fn create(client: &mut HttpClient, n: usize) -> Result<String> 
 }
 
 /// One connection that sends prepared bytes.
-struct Wire {
+pub(crate) struct Wire {
     stream: TcpStream,
     buffer: Vec<u8>,
 }
 
 /// When the first word of an answer was there, and when all of it was, since the call was sent.
-struct Heard {
-    first_word: u32,
-    all: u32,
+pub(crate) struct Heard {
+    pub(crate) first_word: u32,
+    pub(crate) all: u32,
 }
 
 impl Wire {
-    async fn connect(address: SocketAddr) -> Result<Self> {
+    pub(crate) async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Self {
@@ -132,7 +132,7 @@ impl Wire {
     }
 
     /// Sends a call and reads its answer.
-    async fn call(&mut self, request: &[u8], form: Form) -> Result<Heard> {
+    pub(crate) async fn call(&mut self, request: &[u8], form: Form) -> Result<Heard> {
         let began = Instant::now();
         self.stream.write_all(request).await?;
         self.buffer.clear();
@@ -167,6 +167,15 @@ impl Wire {
         let is_done = contains(&self.buffer[tail..], b"[DONE]");
         ensure!(is_done == (form == Form::Streamed), "cut off: {}", text());
         Ok(Heard { first_word, all })
+    }
+
+    /// The session of the last answer.
+    pub(crate) fn session(&self) -> Result<String> {
+        let name = b"x-statehold-session: ";
+        let mut lines = self.buffer.split(|byte| *byte == b'\n');
+        let line = lines.find_map(|line| line.strip_prefix(name));
+        let line = line.context("an answer without a session")?;
+        Ok(String::from_utf8_lossy(line).trim().to_owned())
     }
 
     /// Where the body begins and how long it is, once the head is there. Without a length it comes in

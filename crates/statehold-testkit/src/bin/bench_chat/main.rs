@@ -1,7 +1,8 @@
 //! What a turn through a coordinator costs beside its agent, against a plain reverse proxy in the same
 //! run; and what it costs to prepare a long history for a call, against reading it:
 //! `bench_chat [--quick] [--json FILE] [--program STATEHOLD] [--connections N]
-//! [--turns-only | --history-only]`.
+//! [--turns-only | --history-only | --recall]`. With `--recall` it measures nothing but the cost of finding
+//! the session of a client that carries only messages, among 100,000 sessions.
 //!
 //! The agent, the proxy and the server are processes of their own and get the same calls from the same
 //! load generator in this process. `bench_chat agent DIRECTORY` and `bench_chat proxy DIRECTORY ADDRESS`
@@ -18,6 +19,7 @@ mod drive;
 mod history;
 mod listener;
 mod proxy;
+mod recall;
 mod serve;
 
 use std::path::{Path, PathBuf};
@@ -52,10 +54,13 @@ fn main() -> Result<()> {
     let is_quick = has("--quick");
     let (rounds, milliseconds) = if is_quick { (1, 300) } else { (3, 2_000) };
     let mut result = json!({ "bench": "chat", "rounds": rounds });
-    if !has("--history-only") {
-        // Built by the same profile, it lies beside this program.
-        let beside = std::env::current_exe()?.with_file_name("statehold");
-        let program = value("--program").unwrap_or(beside);
+    // Built by the same profile, it lies beside this program.
+    let beside = std::env::current_exe()?.with_file_name("statehold");
+    let program = value("--program").unwrap_or(beside);
+    let is_recall = has("--recall");
+    if is_recall {
+        result["recall"] = recall::run(&program, is_quick)?;
+    } else if !has("--history-only") {
         ensure!(program.is_file(), "there is no {}", program.display());
         let only = value("--connections");
         let only = only.as_deref().and_then(Path::to_str).map(str::parse);
@@ -70,7 +75,7 @@ fn main() -> Result<()> {
         };
         result["turns"] = bench.run()?;
     }
-    if !has("--turns-only") {
+    if !is_recall && !has("--turns-only") {
         result["history"] = history::run(if is_quick { 5 } else { 25 })?;
     }
     match value("--json") {

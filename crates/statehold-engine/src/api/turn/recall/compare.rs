@@ -145,15 +145,36 @@ impl ToldSession<'_> {
             }
             let (session, log) = (self.session, self.recall.log);
             let detail = self.detail(self.turns[later].last).await?;
-            if is_open(log, session, detail) {
+            if !is_open(log, session, detail) {
+                continue;
+            }
+            let ended = detail.request.ended().map(|ended| ended.ended_by);
+            let newest = self.turns[self.turns.len() - 1].last;
+            let newest_start = self.detail(newest).await?.request.started_by();
+            // A turn that ended before another began is owed to no client.
+            if ended.is_none_or(|ended| ended >= newest_start) {
                 return Ok(Fit::Repeat);
             }
         }
         let Some(later) = gone_on else {
+            self.note_carried_answer(turn);
             return Ok(Fit::Head);
         };
         let detail = self.detail(self.turns[later].request).await?;
         Ok(Fit::Past(detail.request.started_by().saturating_sub(1)))
+    }
+
+    /// Notes that the client has the answer of a turn, if it carries the whole of it. An earlier process may have
+    /// delivered it.
+    fn note_carried_answer(&self, turn: usize) {
+        let turn = &self.turns[turn];
+        let last = self.recall.conversation.earlier.last();
+        let carried = last
+            .filter(|message| !message.is_users)
+            .zip(turn.answer.as_ref());
+        if carried.is_some_and(|(message, answer)| ends_with(&message.text, answer)) {
+            self.recall.log.note_sent(self.session, turn.last);
+        }
     }
 }
 
