@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
-use crate::background::damage::DamagedSessions;
 use crate::background::drafts::Drafts;
 use crate::background::session_time::SessionTimes;
 use crate::commit::auto_claim::OwnWorkers;
@@ -108,7 +107,6 @@ pub(crate) struct Inner {
     pub(crate) items_read: AtomicU64,
     pub(crate) heartbeats: Lock<BTreeMap<RequestId, Timestamp>>,
     pub(crate) session_times: SessionTimes,
-    pub(crate) damaged: DamagedSessions,
     /// Calls in flight by idempotency key, and turns by session.
     pub(crate) in_flight: KeyedLocks,
     pub(crate) merges: Merges,
@@ -178,7 +176,6 @@ impl Engine {
             items_read: AtomicU64::new(0),
             heartbeats: Lock::default(),
             session_times: SessionTimes::default(),
-            damaged: DamagedSessions::default(),
             in_flight: KeyedLocks::default(),
             merges: Merges::default(),
             answers_kept,

@@ -121,31 +121,23 @@ impl Engine {
     /// so that the store takes them in few commits.
     async fn settle_all(&self, retries_damaged: bool) -> Result<(), EngineError> {
         let inner = self.inner();
+        let damage = inner.store.damage();
         if retries_damaged {
-            for session in inner.damaged.list(RECHECKED_MAX) {
+            for session in damage.unusable(RECHECKED_MAX) {
                 if inner.store.load(session).await.is_ok() {
-                    inner.damaged.forget(session);
+                    damage.forget(session);
                 }
             }
         }
         // The store reports leases as due even if heartbeats have extended them, and deadlines of damaged
         // sessions. Raise the limit, so that they do not crowd out other deadlines.
-        let limit = DUE_MAX + inner.heartbeats.lock().len() + inner.damaged.count();
-        let mut found = inner.store.due(inner.clock.now(), limit).await?;
+        let limit = DUE_MAX + inner.heartbeats.lock().len() + damage.counts().sessions;
+        let mut due = inner.store.due(inner.clock.now(), limit).await?;
         let ahead = self.sessions_ahead().await?;
         if !ahead.is_empty() {
-            let more = inner.store.due_in(ahead).await?;
-            found.due.extend(more.due);
-            found.damaged.extend(more.damaged);
+            due.extend(inner.store.due_in(ahead).await?);
         }
-        if retries_damaged && !found.damaged.is_empty() {
-            tracing::error!(
-                places = ?found.damaged,
-                "rows with deadlines are damaged; find them with: statehold check"
-            );
-        }
-        let due = found.due.into_iter();
-        let due = due.filter(|due| !inner.damaged.contains(due.session));
+        due.retain(|due| !damage.is_unusable(due.session));
         let settled = futures_util::stream::iter(due)
             .map(|due| self.settle(due))
             .buffer_unordered(SETTLED_AT_ONCE);
@@ -164,10 +156,9 @@ impl Engine {
             ..SessionWrite::new(self, &call, due.session)
         };
         match write.commit_unseen(&command).await {
-            // Another call was faster, or a heartbeat arrived. The next tick checks again.
-            Ok(_) | Err(EngineError::Rejected(_) | EngineError::NotFound) => Ok(()),
-            Err(EngineError::Damaged(error)) => {
-                self.inner().damaged.note(due.session, &error);
+            // Another call was faster, a heartbeat arrived, or the session is damaged. The next tick checks again.
+            Ok(_)
+            | Err(EngineError::Rejected(_) | EngineError::NotFound | EngineError::Damaged(_)) => {
                 Ok(())
             }
             Err(error) => Err(error),
