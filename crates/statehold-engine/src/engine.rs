@@ -123,6 +123,8 @@ pub(crate) struct Inner {
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
     /// When the next key in memory expires, in microseconds.
     pub(crate) next_key_end: AtomicI64,
+    /// Keys that have expired, which the audit stream does not say yet.
+    pub(crate) ended_keys: Lock<Vec<ApiKey>>,
     /// Counts changes of API keys: a long-running call checks its key again when this changes.
     pub(crate) keys_changed: watch::Sender<u64>,
     /// The addresses to push decisions to, by tenant and agent.
@@ -184,6 +186,7 @@ impl Engine {
             users: Users::default(),
             api_keys: RwLock::default(),
             next_key_end: AtomicI64::new(i64::MAX),
+            ended_keys: Lock::default(),
             keys_changed: watch::Sender::new(0),
             addresses: RwLock::default(),
             addresses_changed: watch::Sender::new(0),

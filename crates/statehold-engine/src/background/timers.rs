@@ -90,6 +90,7 @@ impl Engine {
             // A damaged session may have stopped an erasure.
             self.inner().has_erasures.store(true, Ordering::Release);
         }
+        let recorded = self.record_ended_keys().await;
         let settled = self.settle_all(forgets).await;
         let erased = self.erase_payloads().await;
         let forgotten = if forgets {
@@ -97,7 +98,7 @@ impl Engine {
         } else {
             Ok(())
         };
-        settled.and(erased).and(forgotten)
+        recorded.and(settled).and(erased).and(forgotten)
     }
 
     async fn erase_payloads(&self) -> Result<(), EngineError> {

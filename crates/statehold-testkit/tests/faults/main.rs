@@ -2,6 +2,7 @@
 //! everybody else goes on.
 
 mod damage;
+mod keys;
 
 use std::path::{Path, PathBuf};
 
@@ -55,6 +56,11 @@ impl World {
     fn stop(&mut self) {
         let server = self.server.take().expect("it runs");
         server.stop().expect("it ends");
+    }
+
+    fn kill(&mut self) {
+        let server = self.server.take().expect("it runs");
+        server.kill().expect("it ran");
     }
 
     fn server(&self) -> &ServerProcess {
