@@ -564,7 +564,7 @@ impl_store! {
         Ok(snapshot.check(&tenant, expected, &*keys).await)
     }
 
-    async fn erase_some(&self, _limit: usize) -> Result<bool, StoreError> {
+    async fn erase_some(&self, _limit: PageLimit) -> Result<bool, StoreError> {
         self.lock()?.erase_all();
         Ok(false)
     }

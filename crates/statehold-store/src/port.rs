@@ -375,9 +375,9 @@ pub trait Store: Send + Sync + 'static {
         keys: Arc<dyn KnownKeys>,
     ) -> Result<CheckReport, StoreError>;
 
-    /// Continues erasing payloads of deleted or expired sessions, in at most `limit` records;
+    /// Continues erasing payloads of deleted or expired sessions, within the limit, but at least one record;
     /// returns whether more are left. Payloads shared with a living fork are kept.
-    async fn erase_some(&self, limit: usize) -> Result<bool, StoreError>;
+    async fn erase_some(&self, limit: PageLimit) -> Result<bool, StoreError>;
 
     /// The pseudonym of a user, which is `fresh` if the name is new.
     ///

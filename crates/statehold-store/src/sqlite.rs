@@ -157,7 +157,7 @@ impl SqliteStore {
     ///
     /// # Errors
     ///
-    /// If another process has it open, the file is not ours, is newer, is a backup, or is damaged.
+    /// If another process has it open, the file is not ours, is of another version, is a backup, or is damaged.
     pub fn open(directory: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         schema::require_engine()?;
         create_directory(directory)?;
@@ -170,7 +170,7 @@ impl SqliteStore {
         let mut conn = schema::open(&path, create)?;
         schema::require_usable(&conn, &path)?;
         schema::make_writer(&conn, options.sync)?;
-        schema::migrate(&mut conn)?;
+        schema::create(&mut conn)?;
         sync_directory(directory)?;
         if let Some(pages) = options.pages_max {
             conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
@@ -538,10 +538,10 @@ impl_store! {
         self.verifier.verify(task).await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
+    async fn erase_some(&self, limit: PageLimit) -> Result<bool, StoreError> {
         let tail = Arc::clone(&self.tail);
         let erase = move |conn: &mut Connection| erase::some(conn, limit, &tail);
-        let removed = self.writer.run(erase).await?;
+        let removed = self.writer.run(limit.bytes, erase).await?;
         if removed == Erased::Last && !self.verifier.delays_folding() {
             // Removed payloads would stay readable in the log of the engine below until it wraps.
             self.writer.fold_log().await?;
@@ -556,16 +556,16 @@ impl_store! {
         fresh: UserId,
     ) -> Result<UserId, StoreError> {
         let intern = move |conn: &mut Connection| tenant::intern_user(conn, &tenant, &name, fresh);
-        self.writer.run(intern).await
+        self.writer.run(0, intern).await
     }
 
     async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
         let write = move |conn: &mut Connection| tenant::commit(conn, &commit);
-        self.writer.run(write).await
+        self.writer.run(0, write).await
     }
 
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
         let forget = move |conn: &mut Connection| write::forget_answers(conn, now, limit);
-        self.writer.run(forget).await
+        self.writer.run(0, forget).await
     }
 }

@@ -165,7 +165,7 @@ store_of_disk! {
     fn heads_after(after: u64, limit: usize) -> Vec<ChangedHead>;
     fn tenants() -> Vec<Name>;
     fn verify(tenant: Name, expected: Option<TenantHead>, keys: Arc<dyn KnownKeys>) -> CheckReport;
-    fn erase_some(limit: usize) -> bool;
+    fn erase_some(limit: PageLimit) -> bool;
     fn intern_user(tenant: Name, name: String, fresh: UserId) -> UserId;
     fn user(tenant: Name, name: String) -> Option<UserId>;
     fn user_name(user: UserId) -> Option<String>;

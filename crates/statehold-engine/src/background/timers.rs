@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use futures_util::{StreamExt, TryStreamExt};
 use statehold_core::command::Command;
-use statehold_store::{Due, DueKind};
+use statehold_store::{Due, DueKind, PageLimit};
 
 use crate::caller::Caller;
 use crate::commit::call::Call;
@@ -19,8 +19,11 @@ const DUE_MAX: usize = 1_024;
 const SETTLED_AT_ONCE: usize = 256;
 /// How many damaged sessions are read again per minute, to find out whether they were repaired.
 const RECHECKED_MAX: usize = 256;
-/// How many records are erased in one transaction.
-const ERASE_STEP: usize = 64;
+/// How much is erased in one transaction, which other writes wait for.
+const ERASE_STEP: PageLimit = PageLimit {
+    entries: 64,
+    bytes: 1 << 20,
+};
 /// How many ticks pass between two removals of expired answers.
 const FORGET_EVERY: u64 = 600;
 /// How many ticks pass between two evictions of idle sessions.

@@ -442,7 +442,7 @@ impl Store for GatedStore {
         self.asked().last_place().await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
+    async fn erase_some(&self, limit: PageLimit) -> Result<bool, StoreError> {
         self.asked().erase_some(limit).await
     }
 

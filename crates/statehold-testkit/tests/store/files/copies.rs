@@ -276,7 +276,14 @@ fn a_damaged_or_foreign_backup_is_refused_and_nothing_is_left() {
         );
     }
     for (sql, word) in [
-        ("PRAGMA user_version = 2", "layout 2"),
+        (
+            "PRAGMA user_version = 1",
+            "layout 1, which an earlier version writes",
+        ),
+        (
+            "PRAGMA user_version = 3",
+            "layout 3, which a newer version writes",
+        ),
         ("CREATE VIEW evil AS SELECT 1", "view `evil`"),
     ] {
         std::fs::write(&backup, &whole).expect("writes");
