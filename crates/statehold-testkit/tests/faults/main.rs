@@ -2,6 +2,7 @@
 //! everybody else goes on.
 
 mod damage;
+mod hostile;
 mod keys;
 
 use std::path::{Path, PathBuf};
