@@ -177,6 +177,10 @@ impl Engine {
         keys.get(&digest).cloned()
     }
 
+    pub(crate) fn knows_key(&self, digest: Digest) -> bool {
+        self.known_key(digest).is_some()
+    }
+
     /// Whether there is a key that is not revoked.
     ///
     /// # Errors
