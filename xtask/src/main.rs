@@ -46,7 +46,7 @@ enum Task {
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// The subject to measure.
-        #[arg(value_parser = ["store", "server", "holds", "chat", "recall"])]
+        #[arg(value_parser = ["store", "server", "holds", "hostile", "chat", "recall"])]
         what: String,
         /// One short round.
         #[arg(long)]

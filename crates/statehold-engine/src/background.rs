@@ -1,6 +1,5 @@
 //! Work beside calls: timers, and drafts of answers that are being written.
 
-pub(crate) mod damage;
 pub(crate) mod drafts;
 pub(crate) mod session_time;
 pub(crate) mod timers;

@@ -134,12 +134,12 @@ impl Engine {
             let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
             // Other workers compete for the same requests, and damaged sessions stay in the queue: read a few
             // more than needed.
-            let damaged = &self.inner().damaged;
-            let limit = 2 * claim.max + 8 + damaged.count();
+            let damage = store.damage();
+            let limit = 2 * claim.max + 8 + damage.counts().sessions;
             let found = store.claimable(tenant, agent, caller.user, limit).await?;
             let sound = found.into_iter();
             sound
-                .filter(|(session, _)| !damaged.contains(*session))
+                .filter(|(session, _)| !damage.is_unusable(*session))
                 .collect()
         };
         let mut candidates = candidates.into_iter();
@@ -156,15 +156,13 @@ impl Engine {
                 self.claim_one(caller, session, request, claim.lease_ms)
             });
             let ended = futures_util::future::join_all(claims).await;
-            for (one, (session, _)) in ended.into_iter().zip(batch) {
+            for one in ended {
                 match one {
                     Ok(one) => claimed.extend(one),
-                    // Another worker was faster, or the caller may not claim it.
-                    Err(EngineError::Rejected(_) | EngineError::NotFound)
-                        if claim.request.is_none() => {}
-                    Err(EngineError::Damaged(error)) if claim.request.is_none() => {
-                        self.inner().damaged.note(session, &error);
-                    }
+                    // Another worker was faster, the caller may not claim it, or its session is damaged.
+                    Err(
+                        EngineError::Rejected(_) | EngineError::NotFound | EngineError::Damaged(_),
+                    ) if claim.request.is_none() => {}
                     Err(error) => refused = Some(error),
                 }
             }

@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
-use crate::background::damage::DamagedSessions;
 use crate::background::drafts::Drafts;
 use crate::background::session_time::SessionTimes;
 use crate::commit::auto_claim::OwnWorkers;
@@ -108,7 +107,6 @@ pub(crate) struct Inner {
     pub(crate) items_read: AtomicU64,
     pub(crate) heartbeats: Lock<BTreeMap<RequestId, Timestamp>>,
     pub(crate) session_times: SessionTimes,
-    pub(crate) damaged: DamagedSessions,
     /// Calls in flight by idempotency key, and turns by session.
     pub(crate) in_flight: KeyedLocks,
     pub(crate) merges: Merges,
@@ -125,6 +123,8 @@ pub(crate) struct Inner {
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
     /// When the next key in memory expires, in microseconds.
     pub(crate) next_key_end: AtomicI64,
+    /// Keys that have expired, which the audit stream does not say yet.
+    pub(crate) ended_keys: Lock<Vec<ApiKey>>,
     /// Counts changes of API keys: a long-running call checks its key again when this changes.
     pub(crate) keys_changed: watch::Sender<u64>,
     /// The addresses to push decisions to, by tenant and agent.
@@ -178,7 +178,6 @@ impl Engine {
             items_read: AtomicU64::new(0),
             heartbeats: Lock::default(),
             session_times: SessionTimes::default(),
-            damaged: DamagedSessions::default(),
             in_flight: KeyedLocks::default(),
             merges: Merges::default(),
             answers_kept,
@@ -187,6 +186,7 @@ impl Engine {
             users: Users::default(),
             api_keys: RwLock::default(),
             next_key_end: AtomicI64::new(i64::MAX),
+            ended_keys: Lock::default(),
             keys_changed: watch::Sender::new(0),
             addresses: RwLock::default(),
             addresses_changed: watch::Sender::new(0),

@@ -100,7 +100,8 @@ impl Engine {
     }
 
     /// Records after a position from every session that the caller may list, and the position to
-    /// continue from. The position advances even past commits that the caller may not see.
+    /// continue from. The position advances even past commits that the caller may not see, and past damaged
+    /// ones.
     pub(crate) async fn global_feed(
         &self,
         caller: &Caller,
@@ -118,7 +119,9 @@ impl Engine {
             }
             let owner = match owners.entry(commit.session) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(store.session(commit.session).await?),
+                Entry::Vacant(new) => {
+                    new.insert(sound(store.session(commit.session).await)?.flatten())
+                }
             };
             let is_shown = owner
                 .as_ref()
@@ -128,7 +131,7 @@ impl Engine {
                 let records = store.records(commit.session, commit.revision - 1, one);
                 let records = match records.await {
                     Err(StoreError::PageTooSmall { .. }) if !found.is_empty() => break,
-                    records => records?,
+                    records => sound(records)?.unwrap_or_default(),
                 };
                 let read = records.iter().map(StoredRecord::bytes);
                 bytes = bytes.saturating_sub(read.sum());
@@ -143,5 +146,13 @@ impl Engine {
     /// Resolves when the engine begins to stop. Streams must end then.
     pub async fn stopping(&self) {
         self.inner().stop.cancelled().await;
+    }
+}
+
+/// None if the data of a session is damaged, so that the feed of all sessions goes on without it.
+fn sound<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match read {
+        Err(StoreError::Corrupt { .. }) => Ok(None),
+        read => read.map(Some),
     }
 }

@@ -4,6 +4,7 @@ mod changes;
 mod detail;
 mod pending;
 
+use futures_util::future::BoxFuture;
 use statehold_core::hold::{DecideBy, Hold, HoldKind, HoldStatus, Risk, WhyNot};
 use statehold_core::ids::{HoldId, RequestId, SessionId, UserId};
 use statehold_core::name::Name;
@@ -182,7 +183,7 @@ impl Engine {
             let mut fitting = step;
             fitting.retain(|row| filter.fits(caller, row));
             if let Some(group) = &filter.group {
-                fitting = self.in_group(group, fitting).await?;
+                fitting = sound(fitting, |rows| Box::pin(self.in_group(group, rows))).await?;
             }
             let missing = limit - rows.len();
             let is_full = fitting.len() >= missing;
@@ -197,7 +198,7 @@ impl Engine {
                 break query.after;
             }
         };
-        let entries = self.hold_details(caller, rows).await?;
+        let entries = sound(rows, |rows| self.hold_details(caller, rows)).await?;
         Ok(Page { entries, next })
     }
 
@@ -232,6 +233,25 @@ impl Engine {
             }
         }
     }
+}
+
+/// Reads something about each entry of a page. If data of one is damaged, it is left out.
+async fn sound<'a, T: Clone, U>(
+    page: Vec<T>,
+    read: impl Fn(Vec<T>) -> BoxFuture<'a, Result<Vec<U>, EngineError>>,
+) -> Result<Vec<U>, EngineError> {
+    match read(page.clone()).await {
+        Err(EngineError::Damaged(_)) => {}
+        read => return read,
+    }
+    let mut found = Vec::new();
+    for entry in page {
+        match read(vec![entry]).await {
+            Err(EngineError::Damaged(_)) => {}
+            read => found.extend(read?),
+        }
+    }
+    Ok(found)
 }
 
 /// The store query. None if no hold can match.

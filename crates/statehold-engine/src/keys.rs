@@ -96,7 +96,7 @@ impl Engine {
     }
 
     /// Ends the keys whose time is over, in memory: they stay ended if the clock steps back. Calls that wait
-    /// notice it like a revocation.
+    /// notice it like a revocation. Timers record it, see [`Engine::record_ended_keys`].
     pub(crate) fn end_expired_keys(&self) {
         let inner = self.inner();
         let now = inner.clock.now();
@@ -108,12 +108,12 @@ impl Engine {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         let mut next = i64::MAX;
-        let mut has_ended = false;
+        let mut ended = Vec::new();
         for key in keys.values_mut() {
             match key.expires_at.filter(|_| key.revoked_at.is_none()) {
                 Some(end) if now >= end => {
                     Arc::make_mut(key).revoked_at = Some(end);
-                    has_ended = true;
+                    ended.push(ApiKey::clone(key));
                 }
                 Some(end) => next = next.min(end.as_micros()),
                 None => {}
@@ -121,8 +121,24 @@ impl Engine {
         }
         inner.next_key_end.store(next, Ordering::Relaxed);
         drop(keys);
-        if has_ended {
+        if !ended.is_empty() {
+            inner.ended_keys.lock().append(&mut ended);
             inner.keys_changed.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Records the keys that have ended as revoked at their end, so that a restart with an earlier clock does not
+    /// bring them back.
+    pub(crate) async fn record_ended_keys(&self) -> Result<(), EngineError> {
+        let ended = &self.inner().ended_keys;
+        loop {
+            let Some(key) = ended.lock().last().cloned() else {
+                return Ok(());
+            };
+            let server = Caller::worker_of_server(key.tenant.clone());
+            let (id, event) = (key.id, TenantEvent::KeyRevoked { key: key.id });
+            self.append_audit(&server, event, Some(key), None).await?;
+            ended.lock().retain(|key| key.id != id);
         }
     }
 
@@ -159,6 +175,10 @@ impl Engine {
         let keys = self.inner().api_keys.read();
         let keys = keys.unwrap_or_else(PoisonError::into_inner);
         keys.get(&digest).cloned()
+    }
+
+    pub(crate) fn knows_key(&self, digest: Digest) -> bool {
+        self.known_key(digest).is_some()
     }
 
     /// Whether there is a key that is not revoked.

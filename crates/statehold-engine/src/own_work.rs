@@ -71,14 +71,7 @@ impl Engine {
         loop {
             let store = &self.inner().store;
             let page = store.live_work(tenant.clone(), agent.clone(), after, PAGE);
-            let page = match page.await.map_err(EngineError::from) {
-                // The leases lapse, and the requests go on then.
-                Err(EngineError::Damaged(error)) => {
-                    tracing::error!(%agent, %error, "work of an earlier process could not be read");
-                    return Ok(given_back);
-                }
-                page => page?,
-            };
+            let page = page.await?;
             after = page.last().map(|work| work.live.id);
             for work in &page {
                 let live = &work.live;
@@ -93,11 +86,10 @@ impl Engine {
                 let write = SessionWrite::new(self, &call, work.session);
                 match write.commit_unseen(&Command::ReleaseLease { by }).await {
                     Ok(_) => given_back += 1,
-                    // The lease has lapsed, or the request has ended.
-                    Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
-                    Err(EngineError::Damaged(error)) => {
-                        self.inner().damaged.note(work.session, &error);
-                    }
+                    // The lease has lapsed, the request has ended, or its session is damaged.
+                    Err(
+                        EngineError::Rejected(_) | EngineError::NotFound | EngineError::Damaged(_),
+                    ) => {}
                     Err(error) => return Err(error),
                 }
             }

@@ -31,7 +31,7 @@ impl RawView {
     fn of(made: &DecidedCommit<'_>) -> Self {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         Self {
-            revision: made.after.revision,
+            revision: made.record.content.seq,
             request: made.record.content.started_request(),
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
         }

@@ -131,7 +131,7 @@ impl Problem {
     /// A problem of a kind that a store reported as damage.
     pub(crate) fn of(kind: ProblemKind, error: &StoreError) -> Self {
         match error {
-            StoreError::Corrupt { place, source } => Self::new(kind, place, source.to_string()),
+            StoreError::Corrupt { place, source, .. } => Self::new(kind, place, source.to_string()),
             other => Self::new(kind, "the file", other.to_string()),
         }
     }

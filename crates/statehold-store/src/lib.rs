@@ -19,9 +19,9 @@ pub mod suite;
 pub use check::{CheckReport, Problem, ProblemKind};
 pub use commit::{Answer, BodyMismatch, CHAT_REQUESTS_MAX, Commit, MergedValue};
 pub use port::{
-    AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, Due, DueDeadlines,
-    DueKind, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary, ItemQuery,
-    LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit, PendingCommit, ResumeAddress,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
-    StoreError, StoredExchange, StoredItem, StoredRecord, TenantCommit,
+    AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageCounts, DamageLog,
+    Due, DueKind, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary,
+    ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit, PendingCommit,
+    ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue,
+    Store, StoreError, StoredExchange, StoredItem, StoredRecord, TenantCommit,
 };

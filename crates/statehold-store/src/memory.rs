@@ -33,10 +33,11 @@ use crate::codec::{self, StoredBody};
 use crate::commit::{Answer, CHAT_REQUESTS_MAX, Commit, SharedWrite, chat_request_in, results_in};
 use crate::keys::KnownKeys;
 use crate::port::{
-    ApiKey, BoxError, CallResult, ChangedHead, Committed, DueDeadlines, HoldChange, HoldQuery,
+    ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageLog, Due, HoldChange, HoldQuery,
     HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
     PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
     StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
+    share,
 };
 
 /// A store in memory.
@@ -44,6 +45,8 @@ use crate::port::{
 pub struct MemoryStore {
     /// A plain mutex: it is held while collections are read or written, never over an await.
     tables: Mutex<Tables>,
+    /// Always empty.
+    damage: DamageLog,
 }
 
 impl MemoryStore {
@@ -355,6 +358,7 @@ fn shared_after(
 
 fn commit_damaged(commit: &Commit, source: impl Into<BoxError>) -> StoreError {
     StoreError::Corrupt {
+        session: Some(commit.session()),
         place: format!("the commit of session {}", commit.session()),
         source: source.into(),
     }
@@ -444,8 +448,9 @@ impl_store! {
             -> Vec<(SessionId, RequestId)> = tables.list_claimable(&tenant, &agent, user, limit);
         fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
             -> Vec<LiveWork> = tables.list_live(&tenant, &agent, after, limit);
-        fn due(now: Timestamp, limit: usize) -> DueDeadlines = tables.list_due(|_| Some(now)).share(limit);
-        fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> DueDeadlines = {
+        fn due(now: Timestamp, limit: usize) -> Vec<Due> =
+            share(tables.list_due(|_| Some(now)), limit);
+        fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> Vec<Due> = {
             let sessions: BTreeMap<SessionId, Timestamp> = sessions.into_iter().collect();
             tables.list_due(|session| sessions.get(&session).copied())
         };
@@ -480,6 +485,10 @@ impl_store! {
         fn has_api_keys() -> bool =
             tables.tenants.keys().any(|key| key.revoked_at.is_none());
         fn resume_addresses() -> Vec<ResumeAddress> = tables.tenants.addresses();
+    }
+
+    fn damage(&self) -> &DamageLog {
+        &self.damage
     }
 
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
@@ -555,7 +564,7 @@ impl_store! {
         Ok(snapshot.check(&tenant, expected, &*keys).await)
     }
 
-    async fn erase_some(&self, _limit: usize) -> Result<bool, StoreError> {
+    async fn erase_some(&self, _limit: PageLimit) -> Result<bool, StoreError> {
         self.lock()?.erase_all();
         Ok(false)
     }

@@ -1,5 +1,6 @@
 //! The store port: the operations the engine needs, and the guarantees that hold after a crash.
 
+mod damage;
 mod due;
 mod holds;
 
@@ -24,7 +25,9 @@ use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive};
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
-pub use due::{Due, DueDeadlines, DueKind};
+pub use damage::{DamageCounts, DamageLog};
+pub(crate) use due::share;
+pub use due::{Due, DueKind};
 pub use holds::{
     CallResult, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary,
     LineageStep,
@@ -89,6 +92,8 @@ pub enum StoreError {
     /// The stored data is damaged.
     #[error("the store is damaged at {place}")]
     Corrupt {
+        /// The session whose data it is, where that is known.
+        session: Option<SessionId>,
         /// Where.
         place: String,
         /// The cause.
@@ -110,6 +115,15 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// The same error; damage is in the data of this session, unless it names another.
+    #[must_use]
+    pub fn in_session(mut self, of: SessionId) -> Self {
+        if let Self::Corrupt { session, .. } = &mut self {
+            session.get_or_insert(of);
+        }
+        self
+    }
+
     /// Whether the same call may succeed if it is made again.
     pub fn is_transient(&self) -> bool {
         match self {
@@ -141,6 +155,11 @@ pub type PendingCommit = Pin<Box<dyn Future<Output = Result<u64, StoreError>> + 
 /// A method with a [`PageLimit`] returns a page that ends before the entry that would exceed the limit, so it
 /// may be short. It knows the length of an entry before it unpacks a payload. If the first entry alone is too
 /// long, that is a [`StoreError::PageTooSmall`], which says how many bytes it has.
+///
+/// # Damage
+///
+/// Lists of sessions, holds, requests, commits, deadlines, keys and addresses leave damaged rows out, so that one
+/// hides no other, and note them in [`Store::damage`]. So does every read that fails because of damage.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Writes a commit: its record, payloads, projections, shared state and kept answer, all of
@@ -356,9 +375,9 @@ pub trait Store: Send + Sync + 'static {
         keys: Arc<dyn KnownKeys>,
     ) -> Result<CheckReport, StoreError>;
 
-    /// Continues erasing payloads of deleted or expired sessions, in at most `limit` records;
+    /// Continues erasing payloads of deleted or expired sessions, within the limit, but at least one record;
     /// returns whether more are left. Payloads shared with a living fork are kept.
-    async fn erase_some(&self, limit: usize) -> Result<bool, StoreError>;
+    async fn erase_some(&self, limit: PageLimit) -> Result<bool, StoreError>;
 
     /// The pseudonym of a user, which is `fresh` if the name is new.
     ///
@@ -478,13 +497,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// At most `limit` leases, holds and sessions that are due at `now` or earlier: first the earliest of
     /// each user, then the second of each, and so on.
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<DueDeadlines, StoreError>;
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
 
     /// The leases, holds and lives of these sessions that are due at the time given for each session.
-    async fn due_in(
-        &self,
-        sessions: Vec<(SessionId, Timestamp)>,
-    ) -> Result<DueDeadlines, StoreError>;
+    async fn due_in(&self, sessions: Vec<(SessionId, Timestamp)>) -> Result<Vec<Due>, StoreError>;
 
     /// At most `limit` sessions whose last commit is later than `now`, with its time. May read every
     /// session.
@@ -493,14 +509,17 @@ pub trait Store: Send + Sync + 'static {
         now: Timestamp,
         limit: usize,
     ) -> Result<Vec<(SessionId, Timestamp)>, StoreError>;
+
+    /// The damage that reads have met.
+    fn damage(&self) -> &DamageLog;
 }
 
-/// Implements [`Store`]: a line per method that reads, with its name, its arguments and its query, which
-/// the store's own `read` runs; then the other methods.
+/// Implements [`Store`]: a line per method that reads, with its name, its arguments, the session whose data it
+/// reads, and its query, which the store's own `read` runs; then the other methods.
 macro_rules! impl_store {
     (
         for $store:ty, reads with $from:ident {
-            $(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty = $query:expr;)*
+            $(fn $name:ident($($argument:ident: $type:ty),*) $(of $session:ident)? -> $answer:ty = $query:expr;)*
         }
         $($other:tt)*
     ) => {
@@ -508,7 +527,9 @@ macro_rules! impl_store {
         impl Store for $store {
             $(
                 async fn $name(&self, $($argument: $type),*) -> Result<$answer, StoreError> {
-                    self.read::<$answer>(move |$from| $query).await
+                    let answer = self.read::<$answer>(move |$from| $query).await;
+                    $(let answer = answer.map_err(|error| error.in_session($session));)?
+                    answer.inspect_err(|error| self.damage().note(error))
                 }
             )*
             $($other)*

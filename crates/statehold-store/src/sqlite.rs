@@ -18,6 +18,7 @@ mod read;
 mod readers;
 mod recent;
 mod schema;
+mod snapshot;
 mod sql;
 mod tail;
 mod tenant;
@@ -47,13 +48,14 @@ use statehold_core::time::Timestamp;
 use crate::commit::{Answer, Commit};
 use crate::keys::{KnownKeys, create_private, sync_directory};
 use crate::port::{
-    ApiKey, ChangedHead, Committed, DueDeadlines, HoldChange, HoldQuery, HoldSummary, ItemQuery,
+    ApiKey, ChangedHead, Committed, DamageLog, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery,
     LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit, PendingCommit, ResumeAddress,
     SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
     StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
 };
 use erase::Erased;
 use readers::Readers;
+use snapshot::Snapshot;
 use tail::{RowReader, Tail};
 use verify::Verifier;
 use writer::Writer;
@@ -139,6 +141,7 @@ pub struct SqliteStore {
     writer: Writer,
     readers: Readers,
     tail: Arc<Tail>,
+    damage: Arc<DamageLog>,
     /// Held as long as the store is open.
     _lock: File,
 }
@@ -154,7 +157,7 @@ impl SqliteStore {
     ///
     /// # Errors
     ///
-    /// If another process has it open, the file is not ours, is newer, is a backup, or is damaged.
+    /// If another process has it open, the file is not ours, is of another version, is a backup, or is damaged.
     pub fn open(directory: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
         schema::require_engine()?;
         create_directory(directory)?;
@@ -167,7 +170,7 @@ impl SqliteStore {
         let mut conn = schema::open(&path, create)?;
         schema::require_usable(&conn, &path)?;
         schema::make_writer(&conn, options.sync)?;
-        schema::migrate(&mut conn)?;
+        schema::create(&mut conn)?;
         sync_directory(directory)?;
         if let Some(pages) = options.pages_max {
             conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
@@ -185,6 +188,7 @@ impl SqliteStore {
             writer,
             readers,
             tail,
+            damage: Arc::default(),
             _lock: lock,
         })
     }
@@ -263,8 +267,13 @@ impl SqliteStore {
     /// Runs a query on one snapshot of the file.
     async fn read<T: Send + 'static>(
         &self,
-        query: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
+        query: impl FnOnce(&Snapshot<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
+        let damage = Arc::clone(&self.damage);
+        let query = move |conn: &Connection| {
+            let damage = &*damage;
+            query(&Snapshot { conn, damage })
+        };
         self.readers.read(query).await
     }
 
@@ -283,7 +292,14 @@ impl SqliteStore {
             rows.keep_walked();
             Ok(found)
         };
-        self.readers.read(walk).await
+        let walked = self.readers.read(walk).await;
+        self.noted(session, walked)
+    }
+
+    /// Notes damage in the data of a session.
+    fn noted<T>(&self, session: SessionId, read: Result<T, StoreError>) -> Result<T, StoreError> {
+        read.map_err(|error| error.in_session(session))
+            .inspect_err(|error| self.damage.note(error))
     }
 }
 
@@ -334,21 +350,21 @@ fn take_lock(directory: &Path) -> Result<File, StoreError> {
 
 impl_store! {
     for SqliteStore, reads with conn {
-        fn load(session: SessionId) -> Option<SessionState> = read::load(conn, session);
-        fn load_at(session: SessionId, revision: u64) -> Option<SessionState> =
+        fn load(session: SessionId) of session -> Option<SessionState> = read::load(conn, session);
+        fn load_at(session: SessionId, revision: u64) of session -> Option<SessionState> =
             log::load_at(conn, session, revision);
-        fn kept_revision(session: SessionId, revision: u64) -> u64 =
+        fn kept_revision(session: SessionId, revision: u64) of session -> u64 =
             memory::kept_revision(conn, session, revision);
         fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>> =
             holds::records_at(conn, &places);
 
-        fn chain(session: SessionId, after: u64, limit: PageLimit) -> Vec<Record> =
+        fn chain(session: SessionId, after: u64, limit: PageLimit) of session -> Vec<Record> =
             log::chain(conn, session, after, limit);
-        fn state(session: SessionId, after: Option<StateKey>, limit: PageLimit)
+        fn state(session: SessionId, after: Option<StateKey>, limit: PageLimit) of session
             -> StatePage<StateValue> = read::state(conn, session, after.as_ref(), limit);
-        fn state_value(session: SessionId, key: StateKey) -> Option<StateValue> =
+        fn state_value(session: SessionId, key: StateKey) of session -> Option<StateValue> =
             read::state_value(conn, session, &key);
-        fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>> =
+        fn state_at(session: SessionId, key: StateKey, revision: u64) of session -> Option<Vec<u8>> =
             read::state_at(conn, session, &key, revision);
         fn task_state(task: TaskId) -> Option<Vec<u8>> = read::task_state(conn, task);
         fn shared(owner: SharedOwner, after: Option<StateKey>, limit: PageLimit)
@@ -382,8 +398,8 @@ impl_store! {
             -> Vec<(SessionId, RequestId)> = read::claimable(conn, &tenant, &agent, user, limit);
         fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
             -> Vec<LiveWork> = read::live_work(conn, &tenant, &agent, after, limit);
-        fn due(now: Timestamp, limit: usize) -> DueDeadlines = due::due(conn, now, limit);
-        fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> DueDeadlines = due::due_in(conn, &sessions);
+        fn due(now: Timestamp, limit: usize) -> Vec<Due> = due::due(conn, now, limit);
+        fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> Vec<Due> = due::due_in(conn, &sessions);
         fn sessions_ahead(now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)> =
             due::sessions_ahead(conn, now, limit);
 
@@ -408,9 +424,13 @@ impl_store! {
         fn tenant_records(tenant: Name, after: u64, limit: usize) -> Vec<TenantRecord> =
             tenant::records(conn, &tenant, after, limit);
         fn api_key(secret: Digest) -> Option<ApiKey> = tenant::api_key(conn, secret);
-        fn api_keys(tenant: Name) -> Vec<ApiKey> = tenant::api_keys(conn, Some(&tenant));
+        fn api_keys(tenant: Name) -> Vec<ApiKey> = tenant::api_keys(conn, &tenant);
         fn has_api_keys() -> bool = tenant::has_api_keys(conn);
         fn resume_addresses() -> Vec<ResumeAddress> = tenant::addresses(conn);
+    }
+
+    fn damage(&self) -> &DamageLog {
+        &self.damage
     }
 
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
@@ -433,8 +453,8 @@ impl_store! {
         if let Some(ended) = self.tail.ended_request(id) {
             return Ok(Some(ended));
         }
-        self.read(move |conn| read::by_id(conn, "ended_request", id.as_uuid()))
-            .await
+        let read = self.read(move |conn| read::by_id(conn, "ended_request", id.as_uuid()));
+        read.await.inspect_err(|error| self.damage.note(error))
     }
 
     async fn records(
@@ -448,8 +468,8 @@ impl_store! {
         {
             return Ok(records);
         }
-        self.read(move |conn| log::records(conn, session, after, limit))
-            .await
+        let read = self.read(move |conn| log::records(conn, session, after, limit));
+        self.noted(session, read.await)
     }
 
     async fn items(
@@ -518,10 +538,10 @@ impl_store! {
         self.verifier.verify(task).await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
+    async fn erase_some(&self, limit: PageLimit) -> Result<bool, StoreError> {
         let tail = Arc::clone(&self.tail);
         let erase = move |conn: &mut Connection| erase::some(conn, limit, &tail);
-        let removed = self.writer.run(erase).await?;
+        let removed = self.writer.run(limit.bytes, erase).await?;
         if removed == Erased::Last && !self.verifier.delays_folding() {
             // Removed payloads would stay readable in the log of the engine below until it wraps.
             self.writer.fold_log().await?;
@@ -536,16 +556,16 @@ impl_store! {
         fresh: UserId,
     ) -> Result<UserId, StoreError> {
         let intern = move |conn: &mut Connection| tenant::intern_user(conn, &tenant, &name, fresh);
-        self.writer.run(intern).await
+        self.writer.run(0, intern).await
     }
 
     async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
         let write = move |conn: &mut Connection| tenant::commit(conn, &commit);
-        self.writer.run(write).await
+        self.writer.run(0, write).await
     }
 
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
         let forget = move |conn: &mut Connection| write::forget_answers(conn, now, limit);
-        self.writer.run(forget).await
+        self.writer.run(0, forget).await
     }
 }

@@ -142,7 +142,7 @@ async fn write_short_sessions(
             };
             let (revision, hash) = client.send(&*store, &command, actor).await?;
             acknowledge(session, revision, hash, false)?;
-            store.erase_some(1).await?;
+            store.erase_some(PageLimit::entries(1)).await?;
         }
     }
     Ok(())
@@ -279,7 +279,7 @@ impl Harness {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         if self.report.cycles % 2 == 1 {
             // Every other time, removing goes on from wherever it was cut.
-            while runtime.block_on(store.erase_some(5))? {}
+            while runtime.block_on(store.erase_some(PageLimit::entries(5)))? {}
         }
         let found = runtime.block_on(find_all(&store))?;
         if self.report.cycles % 2 == 1 {

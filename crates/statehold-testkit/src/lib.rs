@@ -4,6 +4,7 @@
 pub mod cascade_storm;
 pub mod crash;
 pub mod duplicate_storm;
+pub mod hostile;
 pub mod http;
 pub mod http_crash;
 pub mod tool_worker;

@@ -17,7 +17,7 @@ use statehold_core::time::Timestamp;
 use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
-    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DueDeadlines, HoldChange,
+    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, HoldChange,
     HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
     PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
     StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
@@ -106,6 +106,10 @@ macro_rules! store_of_disk {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
         #[async_trait]
         impl Store for Disk {
+            fn damage(&self) -> &DamageLog {
+                self.inner.damage()
+            }
+
             async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
                 let is_slow = self.state().is_slow;
                 if !is_slow {
@@ -161,7 +165,7 @@ store_of_disk! {
     fn heads_after(after: u64, limit: usize) -> Vec<ChangedHead>;
     fn tenants() -> Vec<Name>;
     fn verify(tenant: Name, expected: Option<TenantHead>, keys: Arc<dyn KnownKeys>) -> CheckReport;
-    fn erase_some(limit: usize) -> bool;
+    fn erase_some(limit: PageLimit) -> bool;
     fn intern_user(tenant: Name, name: String, fresh: UserId) -> UserId;
     fn user(tenant: Name, name: String) -> Option<UserId>;
     fn user_name(user: UserId) -> Option<String>;
@@ -184,7 +188,7 @@ store_of_disk! {
     fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>>;
     fn open_holds_of_user(tenant: Name, user: UserId, limit: usize) -> usize;
     fn claimable(tenant: Name, agent: Name, user: Option<UserId>, limit: usize) -> Vec<(SessionId, RequestId)>;
-    fn due(now: Timestamp, limit: usize) -> DueDeadlines;
-    fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> DueDeadlines;
+    fn due(now: Timestamp, limit: usize) -> Vec<Due>;
+    fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> Vec<Due>;
     fn sessions_ahead(now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)>;
 }

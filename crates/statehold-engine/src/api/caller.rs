@@ -55,6 +55,11 @@ pub async fn authenticate(
     Ok(engine.caller_of(digest).map(|caller| (caller, key)))
 }
 
+/// Whether the API key is in memory, valid or not. The store is asked for others.
+pub fn is_known(engine: &Engine, secret: &str) -> bool {
+    engine.knows_key(Digest::sha256(secret.as_bytes()))
+}
+
 /// The developer on the loopback address of a development server, without a key.
 pub fn local(engine: &Engine, tenant: &Name) -> (Caller, KeyWatch) {
     let key = KeyWatch {

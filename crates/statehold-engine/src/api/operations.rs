@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
+use statehold_store::DamageCounts;
 
 use super::json::Time;
 use crate::caller::{Caller, Role};
@@ -40,19 +41,19 @@ pub async fn step_clock(
     })
 }
 
-/// Checks that the store answers and accepts writes; returns the number of damaged sessions, which are out
-/// of use while all others go on.
+/// Checks that the store answers and accepts writes; returns how much damage reads have met. Everything else
+/// goes on.
 ///
 /// # Errors
 ///
 /// If the store fails, or the disk is full.
-pub async fn ready(engine: &Engine) -> Result<usize, EngineError> {
+pub async fn ready(engine: &Engine) -> Result<DamageCounts, EngineError> {
     let inner = engine.inner();
     inner.store.last_place().await?;
     if inner.is_full.load(Ordering::Relaxed) {
         return Err(EngineError::Full);
     }
-    Ok(inner.damaged.count())
+    Ok(inner.store.damage().counts())
 }
 
 /// Numbers of sessions, for operators.
@@ -60,8 +61,8 @@ pub async fn ready(engine: &Engine) -> Result<usize, EngineError> {
 pub struct SessionCounts {
     /// Sessions that are in memory.
     pub hot: usize,
-    /// Sessions that were found damaged.
-    pub damaged: usize,
+    /// Damage that reads have met.
+    pub damaged: DamageCounts,
 }
 
 /// Counts sessions.
@@ -73,7 +74,7 @@ pub fn session_counts(engine: &Engine, caller: &Caller) -> Result<SessionCounts,
     require_any(caller, &[Role::Operator, Role::Admin])?;
     Ok(SessionCounts {
         hot: engine.hot_sessions(),
-        damaged: engine.inner().damaged.count(),
+        damaged: engine.inner().store.damage().counts(),
     })
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use futures_util::{StreamExt, TryStreamExt};
 use statehold_core::command::Command;
-use statehold_store::{Due, DueKind};
+use statehold_store::{Due, DueKind, PageLimit};
 
 use crate::caller::Caller;
 use crate::commit::call::Call;
@@ -19,8 +19,11 @@ const DUE_MAX: usize = 1_024;
 const SETTLED_AT_ONCE: usize = 256;
 /// How many damaged sessions are read again per minute, to find out whether they were repaired.
 const RECHECKED_MAX: usize = 256;
-/// How many records are erased in one transaction.
-const ERASE_STEP: usize = 64;
+/// How much is erased in one transaction, which other writes wait for.
+const ERASE_STEP: PageLimit = PageLimit {
+    entries: 64,
+    bytes: 1 << 20,
+};
 /// How many ticks pass between two removals of expired answers.
 const FORGET_EVERY: u64 = 600;
 /// How many ticks pass between two evictions of idle sessions.
@@ -90,6 +93,7 @@ impl Engine {
             // A damaged session may have stopped an erasure.
             self.inner().has_erasures.store(true, Ordering::Release);
         }
+        let recorded = self.record_ended_keys().await;
         let settled = self.settle_all(forgets).await;
         let erased = self.erase_payloads().await;
         let forgotten = if forgets {
@@ -97,7 +101,7 @@ impl Engine {
         } else {
             Ok(())
         };
-        settled.and(erased).and(forgotten)
+        recorded.and(settled).and(erased).and(forgotten)
     }
 
     async fn erase_payloads(&self) -> Result<(), EngineError> {
@@ -121,31 +125,23 @@ impl Engine {
     /// so that the store takes them in few commits.
     async fn settle_all(&self, retries_damaged: bool) -> Result<(), EngineError> {
         let inner = self.inner();
+        let damage = inner.store.damage();
         if retries_damaged {
-            for session in inner.damaged.list(RECHECKED_MAX) {
+            for session in damage.unusable(RECHECKED_MAX) {
                 if inner.store.load(session).await.is_ok() {
-                    inner.damaged.forget(session);
+                    damage.forget(session);
                 }
             }
         }
         // The store reports leases as due even if heartbeats have extended them, and deadlines of damaged
         // sessions. Raise the limit, so that they do not crowd out other deadlines.
-        let limit = DUE_MAX + inner.heartbeats.lock().len() + inner.damaged.count();
-        let mut found = inner.store.due(inner.clock.now(), limit).await?;
+        let limit = DUE_MAX + inner.heartbeats.lock().len() + damage.counts().sessions;
+        let mut due = inner.store.due(inner.clock.now(), limit).await?;
         let ahead = self.sessions_ahead().await?;
         if !ahead.is_empty() {
-            let more = inner.store.due_in(ahead).await?;
-            found.due.extend(more.due);
-            found.damaged.extend(more.damaged);
+            due.extend(inner.store.due_in(ahead).await?);
         }
-        if retries_damaged && !found.damaged.is_empty() {
-            tracing::error!(
-                places = ?found.damaged,
-                "rows with deadlines are damaged; find them with: statehold check"
-            );
-        }
-        let due = found.due.into_iter();
-        let due = due.filter(|due| !inner.damaged.contains(due.session));
+        due.retain(|due| !damage.is_unusable(due.session));
         let settled = futures_util::stream::iter(due)
             .map(|due| self.settle(due))
             .buffer_unordered(SETTLED_AT_ONCE);
@@ -164,10 +160,9 @@ impl Engine {
             ..SessionWrite::new(self, &call, due.session)
         };
         match write.commit_unseen(&command).await {
-            // Another call was faster, or a heartbeat arrived. The next tick checks again.
-            Ok(_) | Err(EngineError::Rejected(_) | EngineError::NotFound) => Ok(()),
-            Err(EngineError::Damaged(error)) => {
-                self.inner().damaged.note(due.session, &error);
+            // Another call was faster, a heartbeat arrived, or the session is damaged. The next tick checks again.
+            Ok(_)
+            | Err(EngineError::Rejected(_) | EngineError::NotFound | EngineError::Damaged(_)) => {
                 Ok(())
             }
             Err(error) => Err(error),

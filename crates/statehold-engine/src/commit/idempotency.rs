@@ -4,11 +4,15 @@
 //! store keeps the first answer in the transaction of its commit and accepts a key only once, so a
 //! duplicate that did not wait cannot commit either. A refused call leaves no answer behind.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
-use statehold_core::ids::SessionId;
+use statehold_core::ids::{HoldId, SessionId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
+use statehold_core::projection::Changes;
 use statehold_core::session::SessionState;
 
 use super::call::{DecidedCommit, Receipt};
@@ -96,28 +100,27 @@ impl Engine {
         kept.map(Receipt::parse).transpose()
     }
 
-    /// The answer to the decision of a hold that was taken before, written again from the log.
+    /// The answer to the decision of a hold that was taken before, written again from its record. The session as it
+    /// was then is not read, which would cost more the longer the session is: its state is empty but for the hold.
     pub(super) async fn answer_again(
         &self,
         session: SessionId,
+        hold: HoldId,
         answer: WriteAnswer<'_>,
         revision: u64,
     ) -> Result<Receipt<()>, EngineError> {
-        let store = &self.inner().store;
-        let before = match revision {
-            1 => Some(SessionState::new(session)),
-            _ => store.load_at(session, revision - 1).await?,
-        };
+        let decided = self.inner().store.holds(vec![hold]).await?.pop();
         let stored = self.record(session, revision).await?;
-        let (Some(before), Some(stored)) = (before, stored) else {
+        let (Some(decided), Some(stored)) = (decided, stored) else {
             return Err(EngineError::NotFound);
         };
-        let (after, changes) = statehold_core::projection::project(&before, &stored.record);
+        let mut state = SessionState::new(session);
+        state.holds = Arc::new(BTreeMap::from([(hold, decided.hold)]));
         let body = answer(&DecidedCommit {
-            before: &before,
-            after: &after,
+            before: &state,
+            after: &state,
             record: &stored.record,
-            changes: &changes,
+            changes: &Changes::default(),
             payloads: &Payloads::of_stored(&stored),
         });
         Ok(Receipt {

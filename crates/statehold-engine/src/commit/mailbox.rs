@@ -197,7 +197,8 @@ impl Engine {
         }
         if slot.is_none() {
             let loaded = inner.store.load(session).await;
-            let loaded = loaded.inspect_err(|error| inner.damaged.note(session, error))?;
+            let damage = inner.store.damage();
+            let loaded = loaded.map_err(|error| damage.note_unusable(session, error))?;
             let state = if let Some(state) = loaded {
                 let state = Arc::new(state);
                 mailbox.announce(&state);

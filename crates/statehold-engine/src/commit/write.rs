@@ -296,7 +296,10 @@ impl Engine {
                         if !head.release_until_durable().await {
                             continue;
                         }
-                        let again = self.answer_again(session, submission.answer, revision);
+                        let Command::DecideHold { hold, .. } = command else {
+                            unreachable!("only decisions are already done");
+                        };
+                        let again = self.answer_again(session, *hold, submission.answer, revision);
                         let receipt = again.await?;
                         if next.is_empty() {
                             return Ok(receipt);

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::HoldId;
 use statehold_store::{HoldChange, HoldChangeKind, HoldSummary};
 
-use super::{HoldDetail, Reach};
+use super::{HoldDetail, Reach, sound};
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -65,7 +66,8 @@ impl Engine {
         let rows = if ids.is_empty() {
             Vec::new()
         } else {
-            store.holds(ids.into_iter().collect()).await?
+            let read = |ids| Box::pin(async { Ok(store.holds(ids).await?) }) as BoxFuture<'_, _>;
+            sound(ids.into_iter().collect(), read).await?
         };
         let rows: BTreeMap<HoldId, HoldSummary> = rows
             .into_iter()
@@ -79,6 +81,16 @@ impl Engine {
             told.truncate(limit);
             end = told.last().map_or(after, position);
         }
+        let news = |told| Box::pin(self.hold_news(caller, told, &rows)) as BoxFuture<'_, _>;
+        Ok((sound(told, news).await?, end))
+    }
+
+    async fn hold_news(
+        &self,
+        caller: &Caller,
+        told: Vec<HoldChange>,
+        rows: &BTreeMap<HoldId, HoldSummary>,
+    ) -> Result<Vec<HoldNews>, EngineError> {
         let then = told.iter().map(|change| as_of(&rows[&change.hold], change));
         let details = self.hold_details(caller, then.collect()).await?;
         let news = told.iter().zip(details).map(|(change, detail)| HoldNews {
@@ -86,7 +98,7 @@ impl Engine {
             kind: change.kind,
             detail,
         });
-        Ok((news.collect(), end))
+        Ok(news.collect())
     }
 }
 

@@ -17,7 +17,7 @@ use statehold_core::time::Timestamp;
 use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
-    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DueDeadlines, HoldChange,
+    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, HoldChange,
     HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
     PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
     StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
@@ -193,6 +193,10 @@ async fn write(
 
 #[async_trait]
 impl Store for GatedStore {
+    fn damage(&self) -> &DamageLog {
+        self.inner.damage()
+    }
+
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
         let (inner, line) = (Arc::clone(&self.inner), Arc::clone(&self.line));
         let (mut gate, fails_at) = (self.gate.subscribe(), Arc::clone(&self.fails_at));
@@ -243,6 +247,7 @@ impl Store for GatedStore {
         let damaged = self.damaged.lock();
         if damaged.is_ok_and(|damaged| damaged.contains(&session)) {
             return Err(StoreError::Corrupt {
+                session: None,
                 place: "a row".to_owned(),
                 source: "bits have flipped".into(),
             });
@@ -437,7 +442,7 @@ impl Store for GatedStore {
         self.asked().last_place().await
     }
 
-    async fn erase_some(&self, limit: usize) -> Result<bool, StoreError> {
+    async fn erase_some(&self, limit: PageLimit) -> Result<bool, StoreError> {
         self.asked().erase_some(limit).await
     }
 
@@ -567,14 +572,11 @@ impl Store for GatedStore {
         self.asked().claimable(tenant, agent, user, limit).await
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<DueDeadlines, StoreError> {
+    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
         self.asked().due(now, limit).await
     }
 
-    async fn due_in(
-        &self,
-        sessions: Vec<(SessionId, Timestamp)>,
-    ) -> Result<DueDeadlines, StoreError> {
+    async fn due_in(&self, sessions: Vec<(SessionId, Timestamp)>) -> Result<Vec<Due>, StoreError> {
         self.asked().due_in(sessions).await
     }
 

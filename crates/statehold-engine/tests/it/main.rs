@@ -13,6 +13,7 @@ mod idempotency;
 mod inbox;
 mod merge;
 mod order;
+mod repeats;
 mod rig;
 mod session_time;
 mod tail;

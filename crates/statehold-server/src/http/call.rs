@@ -137,15 +137,15 @@ impl App {
     }
 
     /// Authenticates the caller. Also returns the key of the call.
-    async fn authenticate(
-        &self,
-        headers: &HeaderMap,
-        method: &Method,
-    ) -> Result<(Caller, KeyWatch), Problem> {
+    async fn authenticate(&self, parts: &Parts) -> Result<(Caller, KeyWatch), Problem> {
+        let (headers, method) = (&parts.headers, &parts.method);
         let secret = credential(headers)?;
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
         let (caller, key) = match ours {
             Some(secret) => {
+                if !caller::is_known(&self.engine, secret) {
+                    self.shares.require_stranger_rate(&parts.extensions)?;
+                }
                 let found = caller::authenticate(&self.engine, secret).await?;
                 found.ok_or_else(unauthenticated)?
             }
@@ -407,7 +407,7 @@ impl FromRequestParts<App> for CallContext {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let (caller, api_key) = app.authenticate(&parts.headers, &parts.method).await?;
+        let (caller, api_key) = app.authenticate(parts).await?;
         let slot: Option<&CallSlot> = parts.extensions.get();
         app.shares.begin_call(&caller, slot)?;
         let slot = slot.cloned().unwrap_or_default();

@@ -34,6 +34,7 @@ pub struct Metrics {
     connections_open: Gauge<i64, AtomicI64>,
     sessions_hot: Gauge<i64, AtomicI64>,
     sessions_damaged: Gauge<i64, AtomicI64>,
+    rows_damaged: Gauge<i64, AtomicI64>,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -57,6 +58,7 @@ impl Metrics {
         let seconds = Family::new_with_constructor(histogram as fn() -> Histogram);
         let connections_open = Gauge::default();
         let (sessions_hot, sessions_damaged) = (Gauge::default(), Gauge::default());
+        let rows_damaged = Gauge::default();
         registry.register("calls", "Calls that were answered", calls.clone());
         registry.register(
             "call_seconds",
@@ -78,6 +80,11 @@ impl Metrics {
             "Sessions that were found damaged",
             sessions_damaged.clone(),
         );
+        registry.register(
+            "rows_damaged",
+            "Rows outside of sessions that were found damaged",
+            rows_damaged.clone(),
+        );
         Self {
             registry: Arc::new(registry),
             calls,
@@ -86,6 +93,7 @@ impl Metrics {
             connections_open,
             sessions_hot,
             sessions_damaged,
+            rows_damaged,
         }
     }
 
@@ -111,7 +119,8 @@ impl Metrics {
         self.connections_open
             .set(as_i64(self.connections.load(Ordering::Relaxed)));
         self.sessions_hot.set(as_i64(sessions.hot));
-        self.sessions_damaged.set(as_i64(sessions.damaged));
+        self.sessions_damaged.set(as_i64(sessions.damaged.sessions));
+        self.rows_damaged.set(as_i64(sessions.damaged.rows));
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
             Ok(()) => text,

@@ -1,13 +1,17 @@
 //! The pools of a server that its callers share: calls in progress, open streams and the memory for answers, and
 //! how often one key may call.
 
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use axum::extract::ConnectInfo;
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use http::Extensions;
 use statehold_core::digest::Digest;
 use statehold_engine::{Caller, Lock, PendingShare, PoolFull, Share, Shares};
 use tokio::time::Instant;
@@ -91,6 +95,13 @@ impl CallSlot {
     }
 }
 
+/// How many unknown keys one address may try, per second in the long run and at once: each costs a read of the
+/// store.
+const UNKNOWN_KEYS: RateLimit = RateLimit {
+    calls_per_second: NonZeroU32::new(50).expect("not zero"),
+    burst: NonZeroU32::new(500).expect("not zero"),
+};
+
 /// The pools.
 #[derive(Debug)]
 pub(crate) struct ServerShares {
@@ -99,21 +110,22 @@ pub(crate) struct ServerShares {
     /// In bytes.
     answers: Shares,
     rate: Option<DefaultKeyedRateLimiter<Digest>>,
-    /// How many calls the rate limiter has seen.
+    /// Of callers with unknown keys, by their network.
+    stranger_rate: DefaultKeyedRateLimiter<IpAddr>,
+    /// How many calls the rate limiters have seen.
     calls_rated: AtomicUsize,
 }
 
 impl ServerShares {
     pub(crate) fn new(options: &ServerOptions) -> Self {
-        let quota = |rate: RateLimit| {
-            let quota = Quota::per_second(rate.calls_per_second);
-            RateLimiter::keyed(quota.allow_burst(rate.burst))
-        };
+        let quota =
+            |rate: RateLimit| Quota::per_second(rate.calls_per_second).allow_burst(rate.burst);
         Self {
             calls: Shares::new(options.calls_max),
             streams: Shares::new(options.streams_max),
             answers: Shares::new(options.answer_bytes_max),
-            rate: options.rate.map(quota),
+            rate: options.rate.map(|rate| RateLimiter::keyed(quota(rate))),
+            stranger_rate: RateLimiter::keyed(quota(UNKNOWN_KEYS)),
             calls_rated: AtomicUsize::new(0),
         }
     }
@@ -170,6 +182,26 @@ impl ServerShares {
         let (Some(rate), Some(key)) = (&self.rate, &caller.key) else {
             return Ok(());
         };
+        let detail = "this key calls more often than the server allows; wait, then call again";
+        self.require(rate, key, detail)
+    }
+
+    /// Counts a call with an unknown key, by the address of the connection.
+    pub(crate) fn require_stranger_rate(&self, connection: &Extensions) -> Result<(), Problem> {
+        let Some(ConnectInfo(peer)) = connection.get::<ConnectInfo<SocketAddr>>() else {
+            return Ok(());
+        };
+        let detail = "this address tries unknown keys more often than the server allows; wait, then call \
+                      again with a valid key";
+        self.require(&self.stranger_rate, &network(peer.ip()), detail)
+    }
+
+    fn require<K: Hash + Eq + Clone>(
+        &self,
+        rate: &DefaultKeyedRateLimiter<K>,
+        key: &K,
+        detail: &str,
+    ) -> Result<(), Problem> {
         let calls = self.calls_rated.fetch_add(1, Ordering::Relaxed);
         if calls.is_multiple_of(CALLS_BETWEEN_CLEANUPS) {
             rate.retain_recent();
@@ -177,8 +209,18 @@ impl ServerShares {
         rate.check_key(key).map_err(|until| {
             let wait = until.wait_time_from(DefaultClock::default().now());
             let seconds = wait.as_secs() + u64::from(wait > Duration::from_secs(wait.as_secs()));
-            let detail = "this key calls more often than the server allows; wait, then call again";
             Problem::new(Code::RateLimited, detail).with(RETRY_AFTER_SECONDS, seconds.max(1))
         })
+    }
+}
+
+/// The address, or for IPv6 its network of 64 bits, within which one caller has all addresses.
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        address @ IpAddr::V4(_) => address,
     }
 }

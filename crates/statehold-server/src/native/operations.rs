@@ -23,20 +23,25 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 /// Status and version of the server.
 #[derive(Debug, Serialize, ToSchema)]
 struct Health {
-    /// `ok`, or `degraded` if sessions are damaged.
+    /// `ok`, or `degraded` if stored data is damaged.
     status: &'static str,
     version: &'static str,
-    /// How many sessions are damaged and out of use; all others go on.
+    /// How many sessions are damaged; calls that need the damaged data are refused, and all others go on.
     #[serde(skip_serializing_if = "Option::is_none")]
     damaged_sessions: Option<usize>,
+    /// How many rows outside of sessions are damaged, such as API keys, which are refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damaged_rows: Option<usize>,
 }
 
 impl Health {
-    fn new(damaged_sessions: Option<usize>) -> Self {
+    fn new(sessions: usize, rows: usize) -> Self {
+        let is_damaged = sessions + rows > 0;
         Self {
-            status: damaged_sessions.map_or("ok", |_| "degraded"),
+            status: if is_damaged { "degraded" } else { "ok" },
             version: env!("CARGO_PKG_VERSION"),
-            damaged_sessions,
+            damaged_sessions: (sessions > 0).then_some(sessions),
+            damaged_rows: (rows > 0).then_some(rows),
         }
     }
 }
@@ -44,14 +49,14 @@ impl Health {
 /// Check that the process is alive.
 #[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, body = Health)))]
 async fn health() -> Response {
-    plain(&Health::new(None))
+    plain(&Health::new(0, 0))
 }
 
-/// Check that the store answers, and whether sessions are damaged.
+/// Check that the store answers, and whether stored data is damaged.
 #[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, body = Health)))]
 async fn ready(State(app): State<App>) -> Answer {
     let damaged = api::operations::ready(&app.engine).await?;
-    Ok(plain(&Health::new((damaged > 0).then_some(damaged))))
+    Ok(plain(&Health::new(damaged.sessions, damaged.rows)))
 }
 
 /// Metrics for Prometheus. Needs the role `operator` where keys are required.

@@ -13,8 +13,8 @@ use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
 use crate::port::{
-    ChangedHead, Committed, Due, DueDeadlines, DueKind, LiveWork, PageLimit, PageRoom,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StoreError, StoredRecord,
+    ChangedHead, Committed, Due, DueKind, LiveWork, PageLimit, PageRoom, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StatePage, StoreError, StoredRecord,
 };
 
 impl Tables {
@@ -138,15 +138,15 @@ impl Tables {
     }
 
     /// The deadlines that have passed at the time that `now` has for their session.
-    pub(super) fn list_due(&self, now: impl Fn(SessionId) -> Option<Timestamp>) -> DueDeadlines {
-        let mut found = DueDeadlines::default();
+    pub(super) fn list_due(&self, now: impl Fn(SessionId) -> Option<Timestamp>) -> Vec<Due> {
+        let mut found = Vec::new();
         for (kept, owner) in self.owned() {
             let session = kept.state.session;
             let Some(now) = now(session) else { continue };
             let mut push = |at, kind| {
                 let (tenant, user) = (owner.tenant.clone(), owner.user);
                 if at <= now {
-                    found.due.push(Due {
+                    found.push(Due {
                         session,
                         tenant,
                         user,

@@ -32,31 +32,19 @@ pub enum DueKind {
     Session,
 }
 
-/// Deadlines that have passed, as far as the store can read them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DueDeadlines {
-    /// The deadlines.
-    pub due: Vec<Due>,
-    /// Where rows are damaged.
-    pub damaged: Vec<String>,
-}
-
-impl DueDeadlines {
-    /// Keeps `limit` deadlines, so that every user gets a share: first the earliest of each user, then the
-    /// second of each, and so on.
-    pub(crate) fn share(mut self, limit: usize) -> Self {
-        self.due.sort_by_key(|due| due.at);
-        let mut counts: HashMap<UserId, usize> = HashMap::new();
-        let ranks = self.due.iter().map(|due| {
-            let count = counts.entry(due.user).or_default();
-            *count += 1;
-            *count
-        });
-        let ranks: Vec<usize> = ranks.collect();
-        let mut ranked: Vec<(usize, Due)> = ranks.into_iter().zip(self.due).collect();
-        ranked.sort_by_key(|(rank, due)| (*rank, due.at));
-        ranked.truncate(limit);
-        self.due = ranked.into_iter().map(|(_, due)| due).collect();
-        self
-    }
+/// Keeps `limit` deadlines, so that every user gets a share: first the earliest of each user, then the
+/// second of each, and so on.
+pub(crate) fn share(mut due: Vec<Due>, limit: usize) -> Vec<Due> {
+    due.sort_by_key(|due| due.at);
+    let mut counts: HashMap<UserId, usize> = HashMap::new();
+    let ranks = due.iter().map(|due| {
+        let count = counts.entry(due.user).or_default();
+        *count += 1;
+        *count
+    });
+    let ranks: Vec<usize> = ranks.collect();
+    let mut ranked: Vec<(usize, Due)> = ranks.into_iter().zip(due).collect();
+    ranked.sort_by_key(|(rank, due)| (*rank, due.at));
+    ranked.truncate(limit);
+    ranked.into_iter().map(|(_, due)| due).collect()
 }

@@ -8,6 +8,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::record::Record;
 
+use super::snapshot::Snapshot;
 use super::sql::to_sql;
 use super::{log, read, write};
 use crate::commit::{CHAT_REQUESTS_MAX, chat_request_in};
@@ -54,16 +55,19 @@ pub(super) fn remove(conn: &Connection, session: i64) -> Result<(), StoreError> 
 
 /// Requests with this digest, newest first.
 pub(super) fn find(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     digest: Digest,
     limit: usize,
 ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
     let sql = "SELECT log FROM chat_request WHERE digest = ?1 ORDER BY log DESC LIMIT ?2";
     let key = (indexed(digest), to_sql(limit as u64));
-    let rows: Vec<i64> = read::all(conn, sql, key, |row| row.get(0))?;
+    let rows: Vec<i64> = read::all(from, sql, key, |row| row.get(0))?;
     let mut found = Vec::with_capacity(rows.len());
     for row in rows {
-        let record = log::row(conn, row)?.record()?;
+        let record = log::row(from, row).and_then(|row| row.record());
+        let Some(record) = from.sound(record)? else {
+            continue;
+        };
         let started = chat_request_in(&record).filter(|(.., whole)| *whole == digest);
         found.extend(started.map(|(_, request, _)| (record.content.session, request)));
     }

@@ -1,17 +1,17 @@
 //! Queries for timers: deadlines that have passed, and sessions whose time is ahead of the clock.
 
-use rusqlite::{Connection, Params, Row, named_params};
+use rusqlite::{Row, named_params};
 use statehold_core::ids::{HoldId, RequestId, SessionId, UserId};
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
 
 use super::log::Uuid16;
-use super::read::all;
-use super::sql::{id_bytes, to_sql};
-use crate::port::{BoxError, Due, DueDeadlines, DueKind, StoreError};
+use super::snapshot::Snapshot;
+use super::sql::id_bytes;
+use crate::port::{BoxError, Due, DueKind, StoreError, share};
 
 /// How many deadlines of a kind are read to choose a fair share for every user.
-const READ_MAX: i64 = 65_536;
+const READ_MAX: usize = 65_536;
 
 /// The deadlines of one kind.
 struct Deadlines {
@@ -42,25 +42,25 @@ const SESSIONS: Deadlines = Deadlines {
 
 /// At most `limit` deadlines that have passed, with a share for every user.
 pub(super) fn due(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     now: Timestamp,
     limit: usize,
-) -> Result<DueDeadlines, StoreError> {
-    let mut found = DueDeadlines::default();
+) -> Result<Vec<Due>, StoreError> {
+    let mut found = Vec::new();
     for kind in [LEASES, HOLDS, SESSIONS] {
-        let sql = format!("{} ORDER BY {} LIMIT :max", kind.sql, kind.order);
-        let params = named_params! {":now": now.as_micros(), ":max": READ_MAX};
-        kind.read(conn, &sql, params, &mut found)?;
+        let sql = format!("{} ORDER BY {}", kind.sql, kind.order);
+        let params = named_params! {":now": now.as_micros()};
+        found.extend(from.list(&sql, params, READ_MAX, |row| kind.deadline(row))?);
     }
-    Ok(found.share(limit))
+    Ok(share(found, limit))
 }
 
 /// All deadlines of these sessions that have passed at the time given for each.
 pub(super) fn due_in(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     sessions: &[(SessionId, Timestamp)],
-) -> Result<DueDeadlines, StoreError> {
-    let mut found = DueDeadlines::default();
+) -> Result<Vec<Due>, StoreError> {
+    let mut found = Vec::new();
     for kind in [LEASES, HOLDS, SESSIONS] {
         let sql = format!("{} AND session.id = :session", kind.sql);
         for (session, now) in sessions {
@@ -68,32 +68,13 @@ pub(super) fn due_in(
                 ":now": now.as_micros(),
                 ":session": id_bytes(session.as_uuid()),
             };
-            kind.read(conn, &sql, params, &mut found)?;
+            found.extend(from.list(&sql, params, READ_MAX, |row| kind.deadline(row))?);
         }
     }
     Ok(found)
 }
 
 impl Deadlines {
-    /// Reads deadlines. A damaged row is reported beside the others.
-    fn read(
-        &self,
-        conn: &Connection,
-        sql: &str,
-        params: impl Params,
-        found: &mut DueDeadlines,
-    ) -> Result<(), StoreError> {
-        for due in all(conn, sql, params, |row| Ok(self.deadline(row)))? {
-            match due {
-                Ok(due) => found.due.push(due),
-                Err(error) => found
-                    .damaged
-                    .push(format!("a row with `{}`: {error}", self.order)),
-            }
-        }
-        Ok(())
-    }
-
     fn deadline(&self, row: &Row<'_>) -> Result<Due, BoxError> {
         Ok(Due {
             session: SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0),
@@ -108,17 +89,13 @@ impl Deadlines {
 /// Sessions whose last commit is later than `now`, with its time. Reads the whole table: timers ask this
 /// once at the start, and when the clock was set back.
 pub(super) fn sessions_ahead(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     now: Timestamp,
     limit: usize,
 ) -> Result<Vec<(SessionId, Timestamp)>, StoreError> {
-    let sql = "SELECT id, last_at FROM session WHERE last_at > ?1 AND NOT deleted LIMIT ?2";
-    let params = (now.as_micros(), to_sql(limit as u64));
-    let read = |row: &Row<'_>| -> rusqlite::Result<_> {
+    let sql = "SELECT id, last_at FROM session WHERE last_at > ?1 AND NOT deleted";
+    from.list(sql, [now.as_micros()], limit, |row| {
         let session = SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0);
         Ok((session, Timestamp::from_micros(row.get(1)?)))
-    };
-    // A damaged row must not stop the time of the others.
-    let found = all(conn, sql, params, |row| Ok(read(row).ok()))?;
-    Ok(found.into_iter().flatten().collect())
+    })
 }

@@ -12,7 +12,7 @@ use super::read;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes};
 use super::tail::Tail;
 use crate::codec;
-use crate::port::StoreError;
+use crate::port::{PageLimit, StoreError};
 
 /// How the table spells it.
 pub(super) fn name_of(payloads: ErasedPayloads) -> &'static str {
@@ -44,31 +44,44 @@ pub(super) fn overwrite_pages(conn: &Connection, always: bool) -> Result<(), Sto
         .map_err(corrupt_or_unavailable("the settings"))
 }
 
-/// Removes payloads in at most `limit` rows of the log, in one transaction, and their rows from the tail.
-pub(super) fn some(conn: &mut Connection, limit: usize, tail: &Tail) -> Result<Erased, StoreError> {
+/// Removes payloads within the limit, but of at least one row of the log, in one transaction, and the rows from
+/// the tail.
+pub(super) fn some(
+    conn: &mut Connection,
+    limit: PageLimit,
+    tail: &Tail,
+) -> Result<Erased, StoreError> {
     overwrite_pages(conn, true)?;
     let erased = some_rows(conn, limit, tail);
     overwrite_pages(conn, false)?;
     erased
 }
 
-fn some_rows(conn: &mut Connection, limit: usize, tail: &Tail) -> Result<Erased, StoreError> {
+fn some_rows(conn: &mut Connection, limit: PageLimit, tail: &Tail) -> Result<Erased, StoreError> {
     let place = corrupt_or_unavailable("removing payloads");
     let mut transaction = conn.transaction().map_err(&place)?;
     let mut changed = BTreeSet::new();
     let mut erased = Erased::Nothing;
+    let mut left = limit.bytes;
     // The last session that is damaged: its payloads stay, and those of the sessions after it go.
     let mut damage: Option<(i64, StoreError)> = None;
-    for _ in 0..limit {
+    for _ in 0..limit.entries {
         let Some(pk) = next(&transaction, damage.as_ref())? else {
             break;
         };
         let step = transaction.savepoint().map_err(&place)?;
-        match one(&step, pk) {
-            Ok(session) => {
+        let bytes_max = if erased == Erased::Nothing {
+            u64::MAX
+        } else {
+            left
+        };
+        match one(&step, pk, bytes_max) {
+            Ok(Some(removed)) => {
                 step.commit().map_err(&place)?;
-                changed.extend(session);
+                changed.extend(removed.session);
+                left = left.saturating_sub(removed.bytes);
             }
+            Ok(None) => break,
             Err(error @ StoreError::Corrupt { .. }) => {
                 damage = Some((pk, error));
                 continue;
@@ -98,8 +111,14 @@ fn next(conn: &Connection, damage: Option<&(i64, StoreError)>) -> Result<Option<
     read::first(conn, sql, [after], |row| row.get(0))
 }
 
-/// Goes one row back in a session; returns its id.
-fn one(conn: &Connection, pk: i64) -> Result<Option<SessionId>, StoreError> {
+/// The payloads that went with one row of the log.
+struct RemovedRow {
+    session: Option<SessionId>,
+    bytes: u64,
+}
+
+/// Goes one row back in a session. None if its payloads have more than `bytes_max` bytes.
+fn one(conn: &Connection, pk: i64, bytes_max: u64) -> Result<Option<RemovedRow>, StoreError> {
     let place = corrupt_or_unavailable("the table `erasure`");
     let (payloads, at): (String, i64) = conn
         .prepare_cached("SELECT payloads, log FROM erasure WHERE session = ?1")
@@ -116,9 +135,14 @@ fn one(conn: &Connection, pk: i64) -> Result<Option<SessionId>, StoreError> {
         }
     };
     let session = log::session_by_pk(conn, pk)?;
-    let before = match &session {
-        Some(session) if at != 0 => row(conn, session, payloads, at)?,
-        _ => 0,
+    let (before, bytes) = match &session {
+        Some(session) if at != 0 => {
+            let Some(removed) = row(conn, session, payloads, at, bytes_max)? else {
+                return Ok(None);
+            };
+            removed
+        }
+        _ => (0, 0),
     };
     let sql = match before {
         0 => "DELETE FROM erasure WHERE session = ?1 AND ?2 = 0",
@@ -127,22 +151,31 @@ fn one(conn: &Connection, pk: i64) -> Result<Option<SessionId>, StoreError> {
     conn.prepare_cached(sql)
         .and_then(|mut statement| statement.execute((pk, before)))
         .map_err(&place)?;
-    Ok(session.map(|session| session.id))
+    let session = session.map(|session| session.id);
+    Ok(Some(RemovedRow { session, bytes }))
 }
 
-/// Removes the payloads of one row; returns the row before it, or 0 at the end.
+/// Removes the payloads of one row; returns the row before it, or 0 at the end, and the bytes of the payloads.
+/// None if these are more than `bytes_max`.
 fn row(
     conn: &Connection,
     session: &SessionRow,
     payloads: ErasedPayloads,
     at: i64,
-) -> Result<i64, StoreError> {
+    bytes_max: u64,
+) -> Result<Option<(i64, u64)>, StoreError> {
     let row = log::row(conn, at)?;
     if row.session != session.pk || row.seq <= shared_until(conn, session.pk)? {
-        return Ok(0);
+        return Ok(Some((0, 0)));
     }
     let record = row.record()?;
     let erased = is_erased(&record, payloads);
+    let named = record.bodies().into_iter().zip(&erased);
+    let bytes = named.filter(|(_, gone)| **gone);
+    let bytes = bytes.map(|(body, _)| u64::from(body.bytes)).sum();
+    if bytes > bytes_max {
+        return Ok(None);
+    }
     let moved = moved(conn, &row, payloads, &erased)?;
     if erased.contains(&true) || !moved.is_empty() {
         let digests = row.blobs(&record)?;
@@ -164,7 +197,7 @@ fn row(
             .and_then(|mut statement| statement.execute((at, bodies.concat())))
             .map_err(corrupt_or_unavailable("the table `log`"))?;
     }
-    Ok(row.prev)
+    Ok(Some((row.prev, bytes)))
 }
 
 /// Counts one payload less that is kept as a blob, and removes the blob after the last.

@@ -1,6 +1,6 @@
 //! Holds: lists, changes, and the lineage from the root request to the request that waits.
 
-use rusqlite::{Connection, Params, Row, params};
+use rusqlite::{Connection, Row, params};
 use statehold_core::hold::Hold;
 use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
@@ -10,8 +10,9 @@ use statehold_core::request::LiveRequest;
 use statehold_core::task::Task;
 use uuid::Uuid;
 
-use super::log;
+use super::log::{self, Uuid16};
 use super::read::{SUMMARY_COLUMNS, SUMMARY_WIDTH, SummaryRow, all, by_id, first, parse};
+use super::snapshot::Snapshot;
 use super::sql::{damaged, from_sql, id_bytes, to_sql};
 use crate::codec;
 use crate::commit::hold_changes_in;
@@ -32,7 +33,7 @@ pub(super) fn holds_of(conn: &Connection, request: RequestId) -> Result<Vec<Hold
 
 /// A page of open holds.
 pub(super) fn open_holds(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     query: &HoldQuery,
 ) -> Result<Vec<HoldSummary>, StoreError> {
     // One index each for the session, the user and the tenant; the first two hold few rows.
@@ -65,7 +66,7 @@ pub(super) fn open_holds(
             "open_hold.pk DESC",
         ),
     };
-    let rest = format!("open_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order} LIMIT ?7");
+    let rest = format!("open_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order}");
     let (user, session) = narrowing(query);
     let after = query.after;
     let begin = match query.order {
@@ -79,9 +80,11 @@ pub(super) fn open_holds(
         after.map_or(begin, |place| to_sql(place.number)),
         user,
         session,
-        to_sql(query.limit as u64),
     ];
-    select(conn, OPEN, (&format!("INDEXED BY {by}"), &rest), key)
+    let sql = hold_sql(OPEN, &format!("INDEXED BY {by}"), &rest);
+    from.list(&sql, key, query.limit, |row| {
+        Ok(HoldRow::read(row)?.into_summary(OPEN)?)
+    })
 }
 
 /// How many open holds a user's sessions have, along an index and no further than `limit`.
@@ -109,7 +112,7 @@ fn narrowing(query: &HoldQuery) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
 
 /// A page of decided holds in the order of their decisions.
 pub(super) fn decided_holds(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     query: &HoldQuery,
 ) -> Result<Vec<HoldSummary>, StoreError> {
     let (by, narrowed) = match (query.session, query.user) {
@@ -130,16 +133,18 @@ pub(super) fn decided_holds(
             ("closed_hold.pk < ?2", "closed_hold.pk DESC", i64::MAX)
         }
     };
-    let rest = format!("closed_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order} LIMIT ?5");
+    let rest = format!("closed_hold.tenant = ?1 AND {beyond} {narrowed} ORDER BY {order}");
     let (user, session) = narrowing(query);
     let key = params![
         query.tenant.as_str(),
         query.after.map_or(begin, |place| to_sql(place.number)),
         user,
         session,
-        to_sql(query.limit as u64),
     ];
-    select(conn, DECIDED, (&format!("INDEXED BY {by}"), &rest), key)
+    let sql = hold_sql(DECIDED, &format!("INDEXED BY {by}"), &rest);
+    from.list(&sql, key, query.limit, |row| {
+        Ok(HoldRow::read(row)?.into_summary(DECIDED)?)
+    })
 }
 
 /// Holds by their ids, open or decided.
@@ -177,24 +182,18 @@ fn select_by(
     column: &str,
     id: &Uuid,
 ) -> Result<Vec<HoldSummary>, StoreError> {
-    let rest = format!("{table}.{column} = ?1");
-    select(conn, table, ("", &rest), [id_bytes(id)])
+    let sql = hold_sql(table, "", &format!("{table}.{column} = ?1"));
+    let rows = all(conn, &sql, [id_bytes(id)], HoldRow::read)?.into_iter();
+    rows.map(|row| row.into_summary(table)).collect()
 }
 
-/// Holds of one table, each with its session.
-fn select(
-    conn: &Connection,
-    table: &str,
-    (index, rest): (&str, &str),
-    key: impl Params,
-) -> Result<Vec<HoldSummary>, StoreError> {
+/// Selects holds of one table, each with its session.
+fn hold_sql(table: &str, index: &str, rest: &str) -> String {
     let result = if table == OPEN { "NULL" } else { "result" };
-    let sql = format!(
+    format!(
         "SELECT {SUMMARY_COLUMNS}, {table}.pk, {table}.agent, {table}.body, {result}
          FROM {table} {index} JOIN session ON session.pk = {table}.session WHERE {rest}"
-    );
-    let rows = all(conn, &sql, key, HoldRow::read)?.into_iter();
-    rows.map(|row| row.into_summary(table)).collect()
+    )
 }
 
 /// A hold with its session, before it is understood.
@@ -219,6 +218,11 @@ impl HoldRow {
     }
 
     fn into_summary(self, table: &str) -> Result<HoldSummary, StoreError> {
+        let session = self.session.session();
+        self.parse(table).map_err(|error| error.in_session(session))
+    }
+
+    fn parse(self, table: &str) -> Result<HoldSummary, StoreError> {
         let place = format!("the table `{table}`");
         let (hold, decision): (Hold, _) = if table == OPEN {
             (parse(&place, &self.body)?, None)
@@ -247,36 +251,48 @@ const HOLD_WORDS: [&[u8]; 2] = [b"hold_", b"vote_recorded"];
 
 /// The changes of a tenant's holds after a place, and the last place that was read.
 pub(super) fn changes(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     tenant: &Name,
     after: u64,
     limit: usize,
 ) -> Result<(Vec<HoldChange>, u64), StoreError> {
-    let sql = "SELECT log.id, session.tenant, log.record
+    let sql = "SELECT log.id, session.tenant, log.record, session.id
                FROM log JOIN session ON session.pk = log.session
                WHERE log.id > ?1 ORDER BY log.id LIMIT ?2";
     let key = (to_sql(after), to_sql(limit as u64));
-    let rows = all(conn, sql, key, |row| {
-        let is_own = row.get_ref(1)?.as_str()? == tenant.as_str();
-        let packed = is_own.then(|| row.get::<_, Vec<u8>>(2)).transpose()?;
-        Ok((from_sql(row.get(0)?), packed))
+    let rows = all(from, sql, key, |row| {
+        let is_own = row.get_ref(1)?.as_str() == Ok(tenant.as_str());
+        let session = row.get::<_, Uuid16>(3);
+        // Bytes of another type are damage, and are no record.
+        let packed = is_own.then(|| row.get::<_, Vec<u8>>(2).unwrap_or_default());
+        Ok((from_sql(row.get(0)?), session.ok(), packed))
     })?;
     let mut found = Vec::new();
     let mut seen = after;
-    for (place, packed) in rows {
+    for (place, session, packed) in rows {
         seen = place;
         let Some(packed) = packed else {
             continue;
         };
-        let at = || format!("log row {place}");
-        let bytes = codec::unpack(&packed).map_err(|error| damaged(at(), error))?;
-        let has = |word: &&[u8]| bytes.windows(word.len()).any(|part| part == *word);
-        if HOLD_WORDS.iter().any(has) {
-            let record = Record::from_bytes(&bytes).map_err(|error| damaged(at(), error))?;
-            found.extend(hold_changes_in(&record, place));
-        }
+        let changes = changes_in(place, &packed).map_err(|error| match session {
+            Some(session) => error.in_session(SessionId::from_uuid(session.0)),
+            None => error,
+        });
+        found.extend(from.sound(changes)?.into_iter().flatten());
     }
     Ok((found, seen))
+}
+
+/// The changes of holds in one record.
+fn changes_in(place: u64, packed: &[u8]) -> Result<Vec<HoldChange>, StoreError> {
+    let at = || format!("log row {place}");
+    let bytes = codec::unpack(packed).map_err(|error| damaged(at(), error))?;
+    let has = |word: &&[u8]| bytes.windows(word.len()).any(|part| part == *word);
+    if !HOLD_WORDS.iter().any(has) {
+        return Ok(Vec::new());
+    }
+    let record = Record::from_bytes(&bytes).map_err(|error| damaged(at(), error))?;
+    Ok(hold_changes_in(&record, place))
 }
 
 /// The lineage of a request, from the root request down.
@@ -335,7 +351,9 @@ pub(super) fn records_at(
     let mut found = Vec::with_capacity(places.len());
     for (session, revision) in places {
         found.push(match revision.checked_sub(1) {
-            Some(after) => log::records(conn, *session, after, PageLimit::entries(1))?.pop(),
+            Some(after) => log::records(conn, *session, after, PageLimit::entries(1))
+                .map_err(|error| error.in_session(*session))?
+                .pop(),
             None => None,
         });
     }

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
-use statehold_core::name::{Name, NameError};
+use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::request::LiveRequest;
 use statehold_core::root::SignedHead;
@@ -21,6 +21,7 @@ use uuid::Uuid;
 
 use super::log::{self, SessionRow, Uuid16};
 use super::memory;
+use super::snapshot::Snapshot;
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
 use crate::codec;
 use crate::commit::Answer;
@@ -54,7 +55,7 @@ pub(super) fn first<T>(
 }
 
 /// The table that a query reads first, to say where damage is.
-fn place_of(sql: &str) -> String {
+pub(super) fn place_of(sql: &str) -> String {
     let table = sql
         .split("FROM ")
         .nth(1)
@@ -482,7 +483,7 @@ pub(super) fn answer(conn: &Connection, key: Digest) -> Result<Option<Answer>, S
 
 /// A page of sessions, newest first.
 pub(super) fn sessions(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     query: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, StoreError> {
     // One index each for the tenant, its apps and its users; the query filters by the rest.
@@ -492,30 +493,30 @@ pub(super) fn sessions(
         (None, None) => "session_by_tenant",
     };
     let app = if query.app.is_some() {
-        "AND app = ?5"
+        "AND app = ?4"
+    } else {
+        "AND ?4 IS NULL"
+    };
+    let user = if query.user.is_some() {
+        "AND user = ?5"
     } else {
         "AND ?5 IS NULL"
     };
-    let user = if query.user.is_some() {
-        "AND user = ?6"
-    } else {
-        "AND ?6 IS NULL"
-    };
     let sql = format!(
         "SELECT {SUMMARY_COLUMNS} FROM session INDEXED BY {by}
-         WHERE tenant = ?1 AND pk < ?2 AND NOT deleted AND agent <> ?4 {app} {user}
-         ORDER BY pk DESC LIMIT ?3"
+         WHERE tenant = ?1 AND pk < ?2 AND NOT deleted AND agent <> ?3 {app} {user}
+         ORDER BY pk DESC"
     );
     let key = params![
         query.tenant.as_str(),
         query.after.map_or(i64::MAX, to_sql),
-        to_sql(query.limit as u64),
         STATE_KEEPER,
         query.app.as_ref().map(Name::as_str),
         query.user.as_ref().map(|user| id_bytes(user.as_uuid())),
     ];
-    let found = all(conn, &sql, key, SummaryRow::read)?;
-    found.into_iter().map(SummaryRow::into_summary).collect()
+    from.list(&sql, key, query.limit, |row| {
+        Ok(SummaryRow::read(row)?.into_summary()?)
+    })
 }
 
 /// One session as lists show it.
@@ -531,7 +532,7 @@ pub(super) fn session(
 }
 
 /// The columns that [`SummaryRow::read`] reads, starting at the first.
-pub(super) const SUMMARY_COLUMNS: &str = "session.pk, session.id, session.tenant, session.app, \
+pub(super) const SUMMARY_COLUMNS: &str = "session.id, session.pk, session.tenant, session.app, \
     session.user, session.agent, session.name, session.labels, session.status, session.deleted, \
     session.ttl_mode, session.ttl_ms, session.expires_at, session.revision, session.created_at, \
     session.last_at";
@@ -555,8 +556,8 @@ pub(super) struct SummaryRow {
 impl SummaryRow {
     pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
-            pk: row.get(0)?,
-            id: row.get::<_, Uuid16>(1)?.0,
+            id: row.get::<_, Uuid16>(0)?.0,
+            pk: row.get(1)?,
             user: row.get::<_, Uuid16>(4)?.0,
             names: [row.get(2)?, row.get(3)?, row.get(5)?],
             texts: [row.get(6)?, row.get(7)?],
@@ -568,8 +569,13 @@ impl SummaryRow {
         })
     }
 
+    /// The session.
+    pub(super) fn session(&self) -> SessionId {
+        SessionId::from_uuid(self.id)
+    }
+
     pub(super) fn into_summary(self) -> Result<SessionSummary, StoreError> {
-        let id = SessionId::from_uuid(self.id);
+        let id = self.session();
         let place = || format!("the row of session {id}");
         let name = |text: &str| {
             text.parse::<Name>()
@@ -637,17 +643,16 @@ pub(super) fn children_of(
 
 /// Commits after a place, in the order of arrival.
 pub(super) fn committed(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     after: u64,
     limit: usize,
 ) -> Result<Vec<Committed>, StoreError> {
-    let sql = "SELECT log.id, session.id, log.seq FROM log JOIN session ON session.pk = log.session
-               WHERE log.id > ?1 ORDER BY log.id LIMIT ?2";
-    let key = (to_sql(after), to_sql(limit as u64));
-    all(conn, sql, key, |row| {
+    let sql = "SELECT session.id, log.id, log.seq FROM log JOIN session ON session.pk = log.session
+               WHERE log.id > ?1 ORDER BY log.id";
+    from.list(sql, [to_sql(after)], limit, |row| {
         Ok(Committed {
-            place: from_sql(row.get(0)?),
-            session: SessionId::from_uuid(row.get::<_, Uuid16>(1)?.0),
+            session: SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0),
+            place: from_sql(row.get(1)?),
             revision: from_sql(row.get(2)?),
         })
     })
@@ -655,41 +660,25 @@ pub(super) fn committed(
 
 /// The newest heads of the sessions with a commit after a place.
 pub(super) fn heads_after(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     after: u64,
     limit: usize,
 ) -> Result<Vec<ChangedHead>, StoreError> {
-    let sql = "SELECT log.id, session.tenant, session.id, session.revision, session.head
+    let sql = "SELECT session.id, session.revision, session.head, session.tenant, log.id
                FROM log JOIN session ON session.pk = log.session
-               WHERE log.id > ?1 ORDER BY log.id LIMIT ?2";
-    let key = (to_sql(after), to_sql(limit as u64));
-    let found = all(conn, sql, key, |row| {
-        Ok((
-            from_sql(row.get(0)?),
-            row.get::<_, String>(1)?,
-            SessionId::from_uuid(row.get::<_, Uuid16>(2)?.0),
-            from_sql(row.get(3)?),
-            row.get::<_, Vec<u8>>(4)?,
-        ))
-    })?;
-    let heads = found
-        .into_iter()
-        .map(|(place, tenant, session, revision, hash)| {
-            let row = || format!("the row of session {session}");
-            let hash = digest(&hash).ok_or_else(|| damaged(row(), "its head is not a hash"))?;
-            Ok(ChangedHead {
-                place,
-                tenant: tenant
-                    .parse()
-                    .map_err(|error: NameError| damaged(row(), error))?,
-                head: SignedHead {
-                    hash,
-                    revision,
-                    session,
-                },
-            })
-        });
-    heads.collect()
+               WHERE log.id > ?1 ORDER BY log.id";
+    from.list(sql, [to_sql(after)], limit, |row| {
+        let hash = digest(&row.get::<_, Vec<u8>>(2)?);
+        Ok(ChangedHead {
+            place: from_sql(row.get(4)?),
+            tenant: row.get::<_, String>(3)?.parse()?,
+            head: SignedHead {
+                hash: hash.ok_or("its head is not a hash")?,
+                revision: from_sql(row.get(1)?),
+                session: SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0),
+            },
+        })
+    })
 }
 
 /// The place of the newest commit.
@@ -702,7 +691,7 @@ pub(super) fn last_place(conn: &Connection) -> Result<u64, StoreError> {
 
 /// Requests of an agent that wait for a worker, oldest first.
 pub(super) fn claimable(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     tenant: &Name,
     agent: &Name,
     user: Option<UserId>,
@@ -712,17 +701,17 @@ pub(super) fn claimable(
                FROM live_request JOIN session ON session.pk = live_request.session
                WHERE live_request.tenant = ?1 AND live_request.agent = ?2 AND queued = 1
                  AND (?3 IS NULL OR session.user = ?3)
-               ORDER BY live_request.id LIMIT ?4";
+               ORDER BY live_request.id";
     let user = user.map(|user| user.as_uuid().as_bytes().to_vec());
-    let key = (tenant.as_str(), agent.as_str(), user, to_sql(limit as u64));
-    all(conn, sql, key, |row| {
+    let key = (tenant.as_str(), agent.as_str(), user);
+    from.list(sql, key, limit, |row| {
         let session = SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0);
         Ok((session, RequestId::from_uuid(row.get::<_, Uuid16>(1)?.0)))
     })
 }
 
 pub(super) fn live_work(
-    conn: &Connection,
+    from: &Snapshot<'_>,
     tenant: &Name,
     agent: &Name,
     after: Option<RequestId>,
@@ -733,25 +722,17 @@ pub(super) fn live_work(
                FROM live_request JOIN session ON session.pk = live_request.session
                WHERE live_request.tenant = ?1 AND live_request.agent = ?2 AND queued = ?3
                  AND live_request.id > ?4
-               ORDER BY live_request.id LIMIT ?5";
+               ORDER BY live_request.id";
     let after = after.map_or([0; 16], |after| *after.as_uuid().as_bytes());
     let mut found = Vec::new();
     for queued in [0, 1] {
-        let key = (
-            tenant.as_str(),
-            agent.as_str(),
-            queued,
-            after.as_slice(),
-            to_sql(limit as u64),
-        );
-        let rows: Vec<(Uuid16, Vec<u8>)> =
-            all(conn, sql, key, |row| Ok((row.get(0)?, row.get(1)?)))?;
-        for (session, body) in rows {
-            found.push(LiveWork {
-                session: SessionId::from_uuid(session.0),
-                live: parse("the table `live_request`", &body)?,
-            });
-        }
+        let key = (tenant.as_str(), agent.as_str(), queued, after.as_slice());
+        found.extend(from.list(sql, key, limit, |row| {
+            Ok(LiveWork {
+                session: SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0),
+                live: serde_json::from_slice(&row.get::<_, Vec<u8>>(1)?)?,
+            })
+        })?);
     }
     found.sort_by_key(|work| work.live.id);
     found.truncate(limit);

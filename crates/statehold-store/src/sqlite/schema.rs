@@ -12,15 +12,15 @@ use crate::port::StoreError;
 pub const APPLICATION_ID: i32 = 0x5348_4c44;
 /// SQLite before this version can lose committed pages when a WAL is reset.
 const SQLITE_VERSION_MIN: i32 = 3_051_003;
-const MIGRATIONS: &[&str] = &[include_str!("sql/0001_initial.sql")];
+const SCHEMA: &str = include_str!("sql/schema.sql");
 
-/// The version of the layout that this build writes.
-#[expect(
-    clippy::cast_possible_wrap,
-    clippy::cast_possible_truncation,
-    reason = "a handful of migrations"
-)]
-pub const LAYOUT_VERSION: i32 = MIGRATIONS.len() as i32;
+/// The version of the layout that this build writes, and the only one that it reads: no version is released yet,
+/// so there is nothing to migrate. Raise it with every change of tables, rows or records.
+pub const LAYOUT_VERSION: i32 = 2;
+
+/// What to do with a file of another build.
+const OTHERWISE: &str = "Open it with the build that wrote it, or begin anew with another --data or \
+                         `statehold dev --reset`";
 
 /// Refuses a SQLite build that can lose committed data.
 pub(super) fn require_engine() -> Result<(), StoreError> {
@@ -86,8 +86,8 @@ pub(super) fn make_writer(conn: &Connection, sync: bool) -> Result<(), StoreErro
     .map_err(&place)
 }
 
-/// Accepts an empty file, or the data file of a store up to this version. Only reads, so that a
-/// refused file stays unchanged.
+/// Accepts an empty file, or the data file of a store of this version. Only reads, so that a refused file stays
+/// unchanged.
 pub(super) fn require_usable(conn: &Connection, path: &Path) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the layout");
     let (application, version) = header(conn)?;
@@ -98,21 +98,7 @@ pub(super) fn require_usable(conn: &Connection, path: &Path) -> Result<(), Store
         .map_err(&place)?;
     match (application, version) {
         (0, 0) if is_empty => return Ok(()),
-        (APPLICATION_ID, 1..) => {}
-        (APPLICATION_ID, _) => {
-            return Err(StoreError::Unusable(format!(
-                "the file has layout {version}, which no version writes"
-            )));
-        }
-        _ => return Err(not_ours(application)),
-    }
-    if version > LAYOUT_VERSION {
-        return Err(StoreError::Unusable(format!(
-            "the data was written by a newer version (layout {version}, this build knows {LAYOUT_VERSION})"
-        )));
-    }
-    if version == LAYOUT_VERSION {
-        require_known_schema(conn)?;
+        _ => require_ours(conn)?,
     }
     require_writable(conn)?;
     require_length(conn, path)?;
@@ -157,16 +143,12 @@ pub(super) fn require_length(conn: &Connection, path: &Path) -> Result<(), Store
     }
 }
 
-/// Migrates a file to the current layout: creates a new one, or applies the missing migrations.
-pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
+/// Creates the tables in an empty file.
+pub(super) fn create(conn: &mut Connection) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the layout");
-    let (_, version) = header(conn)?;
-    let done = usize::try_from(version).unwrap_or(0);
-    if done < MIGRATIONS.len() {
+    if header(conn)? == (0, 0) {
         let tx = conn.transaction().map_err(&place)?;
-        for migration in &MIGRATIONS[done..] {
-            tx.execute_batch(migration).map_err(&place)?;
-        }
+        tx.execute_batch(SCHEMA).map_err(&place)?;
         tx.execute_batch(&format!(
             "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {LAYOUT_VERSION};
              INSERT OR IGNORE INTO meta VALUES('epoch', '1'), ('kind', 'live');"
@@ -177,13 +159,21 @@ pub(super) fn migrate(conn: &mut Connection) -> Result<(), StoreError> {
     require_known_schema(conn)
 }
 
-/// Refuses a file of another program, of a newer version, or with an unknown schema object.
+/// Refuses a file of another program, of another version, or with an unknown schema object.
 pub(super) fn require_ours(conn: &Connection) -> Result<(), StoreError> {
     match header(conn)? {
         (APPLICATION_ID, version) if version == LAYOUT_VERSION => require_known_schema(conn),
-        (APPLICATION_ID, version) => Err(StoreError::Unusable(format!(
-            "the file has layout {version}, this build knows {LAYOUT_VERSION}"
-        ))),
+        (APPLICATION_ID, version) => {
+            let by = match version {
+                ..1 => "no version",
+                1..LAYOUT_VERSION => "an earlier version",
+                _ => "a newer version",
+            };
+            Err(StoreError::Unusable(format!(
+                "the data has layout {version}, which {by} writes; this build reads layout {LAYOUT_VERSION} \
+                 only. {OTHERWISE}"
+            )))
+        }
         (application, _) => Err(not_ours(application)),
     }
 }
@@ -207,9 +197,7 @@ fn header(conn: &Connection) -> Result<(i32, i32), StoreError> {
 fn require_known_schema(conn: &Connection) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the layout");
     let expected = Connection::open_in_memory().map_err(&place)?;
-    for migration in MIGRATIONS {
-        expected.execute_batch(migration).map_err(&place)?;
-    }
+    expected.execute_batch(SCHEMA).map_err(&place)?;
     let (found, expected) = (
         entries(conn).map_err(&place)?,
         entries(&expected).map_err(&place)?,
@@ -220,8 +208,7 @@ fn require_known_schema(conn: &Connection) -> Result<(), StoreError> {
         None => Ok(()),
         Some((kind, name, _)) => Err(StoreError::Unusable(format!(
             "the file does not have the layout of this build: {kind} `{name}` is not as it should be; \
-             another build wrote it, or it is damaged. Open it with that build, or begin anew with \
-             another --data or `statehold dev --reset`"
+             another build wrote it, or it is damaged. {OTHERWISE}"
         ))),
     }
 }

@@ -38,6 +38,7 @@ pub(super) fn damaged(
     source: impl Into<crate::port::BoxError>,
 ) -> StoreError {
     StoreError::Corrupt {
+        session: None,
         place: place.into(),
         source: source.into(),
     }

@@ -1,13 +1,14 @@
 //! Beside sessions: users behind pseudonyms, keys, and the audit stream of a tenant.
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, Row, params};
 use statehold_core::digest::Digest;
-use statehold_core::ids::UserId;
-use statehold_core::name::{Name, NameError};
+use statehold_core::ids::{KeyId, UserId};
+use statehold_core::name::Name;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 
 use super::log::Uuid16;
 use super::read::{all, first};
+use super::snapshot::Snapshot;
 use super::sql::{corrupt_or_unavailable, damaged, id_bytes, to_sql};
 use crate::codec;
 use crate::port::{AddressChange, ApiKey, ResumeAddress, StoreError, TenantCommit};
@@ -96,21 +97,34 @@ pub(super) fn commit(conn: &mut Connection, commit: &TenantCommit) -> Result<(),
 pub(super) fn filed_addresses(
     conn: &Connection,
 ) -> Result<Vec<(String, String, ResumeAddress)>, StoreError> {
-    let sql = "SELECT tenant, agent, body FROM resume_address ORDER BY tenant, agent";
-    let rows: Vec<(String, String, Vec<u8>)> = all(conn, sql, [], |row| {
-        Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-    })?;
-    let parsed = rows.into_iter().map(|(tenant, agent, body)| {
-        let address = serde_json::from_slice(&body);
-        let address = address.map_err(|error| damaged("the table `resume_address`", error))?;
-        Ok((tenant, agent, address))
-    });
+    let rows = address_rows(conn)?.into_iter();
+    let parsed = rows.map(|(tenant, agent, body)| Ok((tenant, agent, parse_address(&body)?)));
     parsed.collect()
 }
 
-pub(super) fn addresses(conn: &Connection) -> Result<Vec<ResumeAddress>, StoreError> {
-    let filed = filed_addresses(conn)?.into_iter();
-    Ok(filed.map(|(_, _, address)| address).collect())
+fn address_rows(conn: &Connection) -> Result<Vec<(String, String, Vec<u8>)>, StoreError> {
+    let sql = "SELECT tenant, agent, body FROM resume_address ORDER BY tenant, agent";
+    all(conn, sql, [], |row| {
+        Ok((row.get(0)?, row.get(1)?, bytes(row, 2)?))
+    })
+}
+
+fn parse_address(body: &[u8]) -> Result<ResumeAddress, StoreError> {
+    serde_json::from_slice(body).map_err(|error| damaged("the table `resume_address`", error))
+}
+
+/// The bytes of a column; none if it has another type, which is damage that parsing finds.
+fn bytes(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<u8>> {
+    let value = row.get_ref(column)?;
+    Ok(value.as_blob().unwrap_or_default().to_vec())
+}
+
+pub(super) fn addresses(from: &Snapshot<'_>) -> Result<Vec<ResumeAddress>, StoreError> {
+    let mut found = Vec::new();
+    for (_, _, body) in address_rows(from)? {
+        found.extend(from.sound(parse_address(&body))?);
+    }
+    Ok(found)
 }
 
 pub(super) fn head(conn: &Connection, tenant: &Name) -> Result<TenantHead, StoreError> {
@@ -140,24 +154,54 @@ fn parse(packed: &[u8]) -> Result<TenantRecord, StoreError> {
     TenantRecord::from_bytes(&bytes).map_err(|error| damaged(place, error))
 }
 
-pub(super) fn api_key(conn: &Connection, secret: Digest) -> Result<Option<ApiKey>, StoreError> {
-    let sql = "SELECT body FROM api_key WHERE secret = ?1";
-    let body: Option<Vec<u8>> = first(conn, sql, [secret.as_bytes().as_slice()], |row| row.get(0))?;
-    body.map(|body| parse_key(&body)).transpose()
+/// The key with this digest. A damaged key opens nothing.
+pub(super) fn api_key(from: &Snapshot<'_>, secret: Digest) -> Result<Option<ApiKey>, StoreError> {
+    let sql = "SELECT id, body FROM api_key WHERE secret = ?1";
+    let row = first(from, sql, [secret.as_bytes().as_slice()], key_row)?;
+    let key = row.map(|row| from.sound(row.parse())).transpose()?;
+    Ok(key.flatten())
 }
 
-pub(super) fn api_keys(
-    conn: &Connection,
-    tenant: Option<&Name>,
-) -> Result<Vec<ApiKey>, StoreError> {
-    let sql = "SELECT body FROM api_key WHERE ?1 IS NULL OR tenant = ?1 ORDER BY id";
-    let bodies: Vec<Vec<u8>> = all(conn, sql, [tenant.map(Name::as_str)], |row| row.get(0))?;
-    bodies.iter().map(|body| parse_key(body)).collect()
+pub(super) fn api_keys(from: &Snapshot<'_>, tenant: &Name) -> Result<Vec<ApiKey>, StoreError> {
+    let sql = "SELECT id, body FROM api_key WHERE tenant = ?1 ORDER BY id";
+    let mut found = Vec::new();
+    for row in all(from, sql, [tenant.as_str()], key_row)? {
+        found.extend(from.sound(row.parse())?);
+    }
+    Ok(found)
 }
 
-pub(super) fn has_api_keys(conn: &Connection) -> Result<bool, StoreError> {
-    let keys = api_keys(conn, None)?;
-    Ok(keys.iter().any(|key| key.revoked_at.is_none()))
+/// Whether there is a key that is not revoked. A damaged one counts: keys are in use here.
+pub(super) fn has_api_keys(from: &Snapshot<'_>) -> Result<bool, StoreError> {
+    let rows = all(from, "SELECT id, body FROM api_key", [], key_row)?;
+    for row in rows {
+        let key = from.sound(row.parse())?;
+        if key.is_none_or(|key| key.revoked_at.is_none()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A row of the table `api_key`.
+struct KeyRow {
+    id: Vec<u8>,
+    body: Vec<u8>,
+}
+
+fn key_row(row: &Row<'_>) -> rusqlite::Result<KeyRow> {
+    let (id, body) = (bytes(row, 0)?, bytes(row, 1)?);
+    Ok(KeyRow { id, body })
+}
+
+impl KeyRow {
+    fn parse(&self) -> Result<ApiKey, StoreError> {
+        let place = || match uuid::Uuid::from_slice(&self.id) {
+            Ok(id) => format!("the key {}", KeyId::from_uuid(id)),
+            Err(_) => "the table `api_key`".to_owned(),
+        };
+        serde_json::from_slice(&self.body).map_err(|error| damaged(place(), error))
+    }
 }
 
 pub(super) fn parse_key(body: &[u8]) -> Result<ApiKey, StoreError> {
@@ -172,7 +216,7 @@ pub(super) fn tenants(conn: &Connection) -> Result<Vec<String>, StoreError> {
 }
 
 /// The tenants that have sessions or an audit stream. Each is one step along an index.
-pub(super) fn names(conn: &Connection) -> Result<Vec<Name>, StoreError> {
+pub(super) fn names(from: &Snapshot<'_>) -> Result<Vec<Name>, StoreError> {
     let sql = "WITH RECURSIVE
                owner(found) AS (SELECT min(tenant) FROM session UNION ALL
                  SELECT (SELECT min(session.tenant) FROM session
@@ -184,9 +228,15 @@ pub(super) fn names(conn: &Connection) -> Result<Vec<Name>, StoreError> {
                  WHERE stream.found IS NOT NULL)
                SELECT found FROM owner WHERE found IS NOT NULL
                UNION SELECT found FROM stream WHERE found IS NOT NULL ORDER BY found";
-    let names: Vec<String> = all(conn, sql, [], |row| row.get(0))?;
-    let parsed = names.iter().map(|name| name.parse());
-    parsed
-        .map(|name| name.map_err(|error: NameError| damaged("the tenants", error)))
-        .collect()
+    let names = all(from, sql, [], |row| {
+        let name = row.get_ref(0)?.as_str();
+        Ok(name.unwrap_or_default().to_owned())
+    })?;
+    let mut found = Vec::new();
+    for name in names {
+        let parsed = name.parse::<Name>();
+        let damage = |error| damaged(format!("the tenant {name:?}"), error);
+        found.extend(from.sound(parsed.map_err(damage))?);
+    }
+    Ok(found)
 }

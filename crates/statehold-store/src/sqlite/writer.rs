@@ -24,7 +24,7 @@ const QUEUE_MAX: usize = 1024;
 /// How many commits share one transaction at most.
 const GROUP_MAX: usize = 512;
 /// Bytes of records and payloads between two checkpoints of the log.
-const CHECKPOINT_BYTES: usize = 2 * 1024 * 1024;
+const CHECKPOINT_BYTES: u64 = 2 * 1024 * 1024;
 
 type Reply = oneshot::Sender<Result<u64, StoreError>>;
 /// Work for the writing connection, or the error that the writer has stopped. It answers its caller
@@ -33,7 +33,8 @@ type Task = Box<dyn FnOnce(Result<&mut Connection, StoreError>) -> Result<(), St
 
 enum Job {
     Commit(Box<Commit>, Reply),
-    Run(Task),
+    /// A task, and how many bytes it writes at most.
+    Run(Task, u64),
     FoldLog(oneshot::Sender<Result<(), StoreError>>),
 }
 
@@ -75,9 +76,11 @@ impl Writer {
         }))
     }
 
-    /// Runs a task on the writing connection, between groups.
+    /// Runs a task on the writing connection, between groups. With the bytes that it writes at most, the log is
+    /// folded as often as behind commits.
     pub(super) async fn run<T: Send + 'static>(
         &self,
+        bytes_max: u64,
         task: impl FnOnce(&mut Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
@@ -90,7 +93,7 @@ impl Writer {
             drop(reply.send(answer));
             failed
         });
-        self.send(Job::Run(task)).await?;
+        self.send(Job::Run(task, bytes_max)).await?;
         answer.await.unwrap_or(Err(StoreError::Stopped))
     }
 
@@ -152,7 +155,7 @@ struct Group {
     conn: Connection,
     epoch: String,
     on_stop: OnStop,
-    unfolded_bytes: usize,
+    unfolded_bytes: u64,
     recent: Recent,
     tail: Arc<Tail>,
     stopped: bool,
@@ -166,7 +169,7 @@ impl Group {
             while let Some(job) = next.take() {
                 match job {
                     Job::Commit(commit, reply) => commits.push((commit, reply)),
-                    Job::Run(task) => {
+                    Job::Run(task, bytes_max) => {
                         self.commit_group(&mut commits);
                         let conn = if self.stopped {
                             Err(StoreError::Stopped)
@@ -176,6 +179,7 @@ impl Group {
                         if let Err(error) = task(conn) {
                             self.stop(&error);
                         }
+                        self.wrote(bytes_max);
                     }
                     Job::FoldLog(reply) => {
                         self.commit_group(&mut commits);
@@ -215,6 +219,12 @@ impl Group {
         for (reply, answer) in answers {
             drop(reply.send(answer));
         }
+        self.wrote(0);
+    }
+
+    /// Folds the log if it has become long.
+    fn wrote(&mut self, bytes: u64) {
+        self.unfolded_bytes = self.unfolded_bytes.saturating_add(bytes);
         if self.unfolded_bytes >= CHECKPOINT_BYTES && !self.stopped {
             self.fold_log();
         }
@@ -233,8 +243,10 @@ impl Group {
         }
         match written {
             Ok(results) => {
-                let bytes = commits.iter().map(|(commit, _)| commit.stored_bytes());
-                self.unfolded_bytes += bytes.sum::<usize>();
+                let bytes = commits
+                    .iter()
+                    .map(|(commit, _)| commit.stored_bytes() as u64);
+                self.unfolded_bytes += bytes.sum::<u64>();
                 results
             }
             Err(GroupError::Failed(StoreError::Full)) => {

@@ -27,7 +27,11 @@ const STEPS_MAX: usize = 10_000;
 /// Removes what there is to remove, in steps of so many records; returns how many steps it took.
 async fn erase(store: &Arc<dyn Store>, limit: usize) -> usize {
     for step in 1..STEPS_MAX {
-        if !store.erase_some(limit).await.expect(HEALTHY) {
+        if !store
+            .erase_some(PageLimit::entries(limit))
+            .await
+            .expect(HEALTHY)
+        {
             return step;
         }
     }
@@ -234,7 +238,10 @@ pub(super) async fn an_expired_session_can_be_deleted(store: Arc<dyn Store>) {
         if is_erased_between {
             erase(&store, 100).await;
         } else {
-            store.erase_some(1).await.expect(HEALTHY);
+            store
+                .erase_some(PageLimit::entries(1))
+                .await
+                .expect(HEALTHY);
         }
         driver.delete_session().await;
         erase(&store, 100).await;
@@ -259,7 +266,10 @@ pub(super) async fn payloads_are_removed_in_small_steps(store: Arc<dyn Store>) {
     let mut before = usize::MAX;
     for step in 0.. {
         assert!(step < STEPS_MAX, "removing payloads does not end");
-        let is_more = store.erase_some(1).await.expect(HEALTHY);
+        let is_more = store
+            .erase_some(PageLimit::entries(1))
+            .await
+            .expect(HEALTHY);
         if step == 3 {
             drivers[2].delete_session().await;
             before = usize::MAX;
@@ -570,7 +580,10 @@ pub(super) async fn an_answer_that_was_passed_on_outlives_the_hidden_one(store: 
         driver.expire().await;
         let mut is_more = true;
         while is_more {
-            is_more = store.erase_some(1).await.expect(HEALTHY);
+            is_more = store
+                .erase_some(PageLimit::entries(1))
+                .await
+                .expect(HEALTHY);
             for answer in &answers {
                 let [visible, _] = found(&*store, driver.session(), answer).await;
                 assert!(visible > 0, "clients see it all the time");

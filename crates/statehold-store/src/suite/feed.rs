@@ -36,7 +36,11 @@ pub(super) async fn commits_have_places_in_the_order_of_arrival(store: Arc<dyn S
     expected.push((fork.session(), 3));
     let revision = first.delete_session().await;
     expected.push((first.session(), revision));
-    while store.erase_some(1).await.expect(HEALTHY) {}
+    while store
+        .erase_some(PageLimit::entries(1))
+        .await
+        .expect(HEALTHY)
+    {}
     let stale = second.at(3);
     let commit = stale.commit_of(&second.log[3].record);
     assert!(store.commit(commit).await.is_err(), "it is there already");

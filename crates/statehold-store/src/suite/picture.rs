@@ -106,7 +106,7 @@ impl Picture {
             picture.answers.push(answer.expect(HEALTHY));
         }
         let due = store.due(the_end(), usize::MAX >> 1).await;
-        picture.due = due.expect(HEALTHY).due;
+        picture.due = due.expect(HEALTHY);
         // Things that are due in the same moment may come in any order.
         picture.due.sort_by_key(|due| (due.at, format!("{due:?}")));
         picture

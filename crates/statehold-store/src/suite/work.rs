@@ -156,7 +156,7 @@ pub(super) async fn only_queued_requests_of_the_agent_are_claimable(store: Arc<d
 
 /// What is due at a second of the suite, with the second it was due.
 async fn due(store: &Arc<dyn Store>, second: i64, limit: usize) -> Vec<(SessionId, i64, DueKind)> {
-    let found = store.due(seconds(second), limit).await.expect(HEALTHY).due;
+    let found = store.due(seconds(second), limit).await.expect(HEALTHY);
     let since = |due: &Due| (due.at.as_micros() - seconds(0).as_micros()) / 1_000_000;
     found
         .iter()
@@ -207,7 +207,7 @@ pub(super) async fn only_running_leases_and_open_holds_are_due(store: Arc<dyn St
     let mut driver = Driver::begin(&store, 1).await;
     driver.run("planner", 10_000).await;
     let is_due = async |kind: DueKind| {
-        let found = store.due(the_end(), 100).await.expect(HEALTHY).due;
+        let found = store.due(the_end(), 100).await.expect(HEALTHY);
         found.iter().any(|due| due.kind == kind)
     };
     let lease = DueKind::Lease(driver.requests[0]);
@@ -241,7 +241,7 @@ pub(super) async fn only_running_leases_and_open_holds_are_due(store: Arc<dyn St
     let done = driver.complete(1);
     driver.by_worker(done).await;
     assert_eq!(
-        store.due(the_end(), 100).await.expect(HEALTHY).due,
+        store.due(the_end(), 100).await.expect(HEALTHY),
         [],
         "all is over"
     );

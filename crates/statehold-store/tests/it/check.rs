@@ -12,7 +12,7 @@ use statehold_core::tenant::{TenantEvent, TenantRecord};
 use statehold_store::sqlite::{FILE_NAME, Problem, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::suite::{fixture, story};
-use statehold_store::{AddressChange, ResumeAddress, Store, TenantCommit};
+use statehold_store::{AddressChange, PageLimit, ResumeAddress, Store, TenantCommit};
 
 /// A file with everything in it that can happen: a session and a fork of it, one that will expire,
 /// one that was deleted and one that is being deleted, keys, users and an audit stream.
@@ -38,7 +38,10 @@ fn fill(directory: &Path) {
             write_much(&mut deleted).await;
             deleted.delete_session().await;
             let limit = if n == 4 { 1_000 } else { 2 };
-            let is_left = store.erase_some(limit).await.expect("the store erases");
+            let is_left = store
+                .erase_some(PageLimit::entries(limit))
+                .await
+                .expect("the store erases");
             assert_eq!(is_left, n == 5);
         }
         let known = "bob".to_owned();

@@ -69,7 +69,11 @@ fn what_was_removed_is_in_no_byte_of_the_files() {
         deleted.delete_session().await;
         expired.live_for(Some((TtlMode::Fixed, 5_000))).await;
         expired.expire().await;
-        while store.erase_some(7).await.expect("the store erases") {}
+        while store
+            .erase_some(PageLimit::entries(7))
+            .await
+            .expect("the store erases")
+        {}
     });
     drop(store);
     assert_eq!(count(directory.path(), "quixotic"), 0, "deleted");
@@ -100,7 +104,7 @@ fn removing_goes_on_where_it_was_when_the_store_is_opened_again() {
     let mut opened = 0;
     loop {
         let store = open(directory.path());
-        let is_more = block_on(store.erase_some(5)).expect("the store erases");
+        let is_more = block_on(store.erase_some(PageLimit::entries(5))).expect("the store erases");
         drop(store);
         opened += 1;
         let left = SqliteStore::check(directory.path(), &mut |_, _| {}).expect("the file opens");
@@ -145,7 +149,10 @@ fn remove_shared(bytes: u32) {
                 output.body = driver.body(shared(word));
             }
             driver.by_worker(done).await;
-            store.erase_some(1).await.expect("nothing to erase");
+            store
+                .erase_some(PageLimit::entries(1))
+                .await
+                .expect("nothing to erase");
             if n == 1 {
                 driver.delete_session().await;
             } else {
@@ -164,7 +171,13 @@ fn remove_shared(bytes: u32) {
     drop(store);
     assert_eq!(count(directory.path(), "zephyr"), 1, "stored once");
     let store = open(directory.path());
-    block_on(async { while store.erase_some(1).await.expect("the store erases") {} });
+    block_on(async {
+        while store
+            .erase_some(PageLimit::entries(1))
+            .await
+            .expect("the store erases")
+        {}
+    });
     drop(store);
     assert_eq!(count(directory.path(), "quixotic"), 0, "deleted");
     assert_eq!(count(directory.path(), "zephyr"), 1, "clients see it");
@@ -189,12 +202,69 @@ fn a_damaged_session_stops_no_other_erasure() {
     assert_eq!(changed.expect("it is written"), 1);
     let store = open(directory.path());
     block_on(async {
-        while store.erase_some(7).await.expect("the others go") {}
-        let told = store.erase_some(7).await;
+        while store
+            .erase_some(PageLimit::entries(7))
+            .await
+            .expect("the others go")
+        {}
+        let told = store.erase_some(PageLimit::entries(7)).await;
         assert!(matches!(told, Err(StoreError::Corrupt { .. })), "{told:?}");
     });
     drop(store);
     assert!(count(directory.path(), "quixotic") > 0);
     assert_eq!(count(directory.path(), "zephyr"), 0);
     assert_eq!(count(directory.path(), "walrus"), 0);
+}
+
+#[test]
+fn each_step_of_erasing_is_bounded_in_bytes() {
+    const PAYLOADS: usize = 20;
+    const BYTES: usize = 600_000;
+    const STEP: PageLimit = PageLimit {
+        entries: 64,
+        bytes: 1 << 20,
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    block_on(async {
+        let mut driver = Driver::begin(&store, 1).await;
+        driver.run("planner", 600_000).await;
+        let mut odd = 1_u32;
+        for _ in 0..PAYLOADS {
+            // Too odd to be compressed.
+            let payload: Vec<u8> = (0..BYTES)
+                .map(|_| {
+                    odd = odd.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    odd.to_be_bytes()[0]
+                })
+                .collect();
+            let note = driver.note(payload);
+            let append = driver.append(1, vec![note]);
+            driver.by_worker(append).await;
+        }
+        driver.delete_session().await;
+    });
+    let file = rusqlite::Connection::open(directory.path().join(FILE_NAME)).expect("it opens");
+    let stored = || -> u64 {
+        let sql = "SELECT coalesce(sum(length(data)), 0) FROM blob";
+        let bytes: i64 = file.query_row(sql, [], |row| row.get(0)).expect("a sum");
+        bytes.unsigned_abs()
+    };
+    let log = directory.path().join(format!("{FILE_NAME}-wal"));
+    let (mut before, mut steps, mut log_most) = (stored(), 0, 0);
+    assert!(before >= (PAYLOADS * BYTES) as u64, "{before}");
+    loop {
+        let is_more = block_on(store.erase_some(STEP)).expect("the store erases");
+        let left = stored();
+        assert!(before - left <= STEP.bytes, "{} in one step", before - left);
+        log_most = log_most.max(std::fs::metadata(&log).map_or(0, |log| log.len()));
+        (before, steps) = (left, steps + 1);
+        if !is_more {
+            break;
+        }
+    }
+    assert_eq!(before, 0);
+    assert!(steps >= PAYLOADS, "{steps} steps");
+    // Erased pages are folded as erasing goes on, so that the last step does not fold all of them.
+    assert!(log_most < 8 << 20, "{log_most} bytes of log");
 }

@@ -466,7 +466,11 @@ fn race(
 }
 
 async fn erase(store: &dyn Store) {
-    while store.erase_some(3).await.expect("the store erases") {}
+    while store
+        .erase_some(PageLimit::entries(3))
+        .await
+        .expect("the store erases")
+    {}
 }
 
 #[test]

@@ -15,7 +15,7 @@ use statehold_store::signing::RootSigner;
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::suite::fixture;
-use statehold_store::{CheckReport, ProblemKind, Store, TenantCommit};
+use statehold_store::{CheckReport, PageLimit, ProblemKind, Store, TenantCommit};
 
 /// The keys of a server that signs; payloads are the business of other tests.
 struct Keys;
@@ -209,7 +209,12 @@ fn a_tail_that_is_gone_without_a_trace_is_missed_by_its_root() {
     let before = before.expect("it loads").expect("it is there");
     block_on(scene.second.delete_session());
     block_on(async {
-        while scene.store.erase_some(100).await.expect("it erases") {}
+        while scene
+            .store
+            .erase_some(PageLimit::entries(100))
+            .await
+            .expect("it erases")
+        {}
         scene.sign().await;
     });
     let (revision, head) = (before.revision, before.head);
@@ -307,7 +312,10 @@ fn a_verification_while_others_write_raises_no_alarm() {
                         driver.put(&[("n", "1")]).await;
                         if session % 3 == 0 {
                             driver.delete_session().await;
-                            store.erase_some(10).await.expect("it erases");
+                            store
+                                .erase_some(PageLimit::entries(10))
+                                .await
+                                .expect("it erases");
                         }
                         written += driver.log.len();
                     }

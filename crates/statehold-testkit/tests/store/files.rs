@@ -122,7 +122,14 @@ fn the_file_of_another_application_is_refused_and_left_alone() {
 #[test]
 fn what_somebody_added_or_took_away_is_refused() {
     for (sql, word) in [
-        ("PRAGMA user_version = 2", "layout 2"),
+        (
+            "PRAGMA user_version = 1",
+            "layout 1, which an earlier version writes",
+        ),
+        (
+            "PRAGMA user_version = 3",
+            "layout 3, which a newer version writes",
+        ),
         ("PRAGMA user_version = 2147483647", "layout 2147483647"),
         ("PRAGMA user_version = -1", "layout"),
         ("PRAGMA user_version = 0", "layout"),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::hold::{Decision, Hold, HoldKind, HoldStatus, Risk};
 use statehold_core::ids::{HoldId, RequestId, SessionId};
 use statehold_core::record::Event;
-use statehold_core::request::RequestStatus;
+use statehold_core::request::{LiveStatus, RequestStatus};
 use utoipa::ToSchema;
 
 use super::{HoldView, alias, title_of};
@@ -142,29 +142,34 @@ impl DecisionReceipt {
     /// The receipt of a commit by the person with this name.
     pub(crate) fn of_commit(done: &DecidedCommit<'_>, id: HoldId, by: &str) -> Option<Self> {
         let content = &done.record.content;
-        let hold = done
-            .before
-            .holds
-            .get(&id)
-            .or_else(|| done.after.holds.get(&id));
-        let decided = content.events.iter().find_map(|event| match event {
-            Event::HoldDecided { hold, decision, .. } if *hold == id => Some(decision.status),
-            _ => None,
-        });
-        let hold = hold?;
+        let hold = done.before.holds.get(&id)?;
         let request = hold.request;
-        let live = done.after.requests.get(&request);
-        let mut ended = done.changes.ended_requests.iter();
-        let ended = ended.find(|ended| ended.id == request);
-        let request_status = match live {
-            Some(live) => live.status.into(),
-            None => ended?.outcome.into(),
-        };
-        let before = hold.votes.len();
+        // A request with an open hold is held, unless the record says something else.
+        let mut request_status: RequestStatus = LiveStatus::Held.into();
+        let mut decided = None;
+        for event in &content.events {
+            match event {
+                Event::HoldDecided { hold, decision, .. } if *hold == id => {
+                    decided = Some(decision.status);
+                }
+                Event::RequestStatusChanged {
+                    request: changed,
+                    status,
+                } if *changed == request => request_status = (*status).into(),
+                Event::RequestEnded {
+                    request: ended,
+                    outcome,
+                    ..
+                } if *ended == request => request_status = (*outcome).into(),
+                _ => {}
+            }
+        }
+        // Of a hold that was read later, only the approvals of then count.
+        let earlier = hold.votes.values();
+        let earlier = earlier.filter(|vote| vote.revision < content.seq).count();
         let votes = match decided {
-            Some(HoldStatus::Approved | HoldStatus::Edited) => before + 1,
-            Some(_) => before,
-            None => done.after.holds.get(&id).map_or(0, |hold| hold.votes.len()),
+            None | Some(HoldStatus::Approved | HoldStatus::Edited) => earlier + 1,
+            Some(_) => earlier,
         };
         Some(Self {
             id,

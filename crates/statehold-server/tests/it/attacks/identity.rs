@@ -457,3 +457,43 @@ async fn attack_10_whoever_waits_with_a_key_that_is_taken_back_gets_nothing() {
         .ok(200);
     assert_eq!(next["status"], "queued", "the work is still there");
 }
+
+#[tokio::test]
+async fn unknown_keys_are_limited_by_address_and_keep_nobody_else_out() {
+    let rig = Rig::on_disk().await;
+    let ann = rig.client("ann").await;
+    let (mut refused, mut limited) = (0, 0);
+    for n in 0..700 {
+        let stranger = Who {
+            key: Some(format!("shk_{n:0>52}")),
+            ..ann.clone()
+        };
+        let answer = stranger.get("/v1/sessions").await;
+        match answer.status {
+            401 => refused += 1,
+            429 => {
+                let problem = answer.refused(429, "rate_limited");
+                assert!(
+                    problem["retry_after_seconds"].as_u64() >= Some(1),
+                    "{problem}"
+                );
+                limited += 1;
+            }
+            other => panic!("{other}: {}", answer.text()),
+        }
+        if n % 50 == 0 {
+            ann.get("/v1/sessions").await.ok(200);
+        }
+    }
+    assert!(refused >= 500, "{refused} keys were looked up");
+    assert!(
+        limited > 0,
+        "{limited} calls were refused before the store was asked"
+    );
+    ann.get("/v1/sessions").await.ok(200);
+    // Without a key nothing is looked up.
+    rig.nobody()
+        .get("/v1/sessions")
+        .await
+        .refused(401, "unauthenticated");
+}

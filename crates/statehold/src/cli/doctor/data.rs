@@ -37,10 +37,11 @@ fn version(data: &Path) -> DoctorFinding {
         Ok(DataFormat::Layout(LAYOUT_VERSION)) => {
             DoctorFinding::good(name, format!("{known}, which {} has", path.display()))
         }
-        Ok(DataFormat::Layout(older)) if older < LAYOUT_VERSION => DoctorFinding::warning(
+        Ok(DataFormat::Layout(older)) if older < LAYOUT_VERSION => DoctorFinding::bad(
             name,
             format!("{known}; {} has the older format {older}", path.display()),
-            "the next start migrates it; make a backup first: statehold backup",
+            "use the version of statehold that wrote it, or begin anew with another --data or: statehold dev \
+             --reset",
         ),
         Ok(DataFormat::Layout(newer)) => DoctorFinding::bad(
             name,

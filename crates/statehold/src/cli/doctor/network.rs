@@ -46,15 +46,25 @@ pub(super) async fn findings(
     Ok(findings)
 }
 
-/// The damaged sessions that the server has found.
-async fn damage(client: &Client) -> Option<DoctorFinding> {
-    let answer = client.probe("/readyz").await.ok()?;
-    let count = answer.body["damaged_sessions"].as_u64()?;
-    Some(DoctorFinding::bad(
-        "sessions",
-        format!("{count} damaged and out of use; the others go on"),
-        "find the damage with: statehold check --data DIR, then restore a backup",
-    ))
+/// The damage that the server has met.
+async fn damage(client: &Client) -> Vec<DoctorFinding> {
+    let Ok(answer) = client.probe("/readyz").await else {
+        return Vec::new();
+    };
+    let found = |check, field: &str, what: &str| {
+        let count = answer.body[field].as_u64()?;
+        Some(DoctorFinding::bad(
+            check,
+            format!("{count} damaged: {what}"),
+            "the log of the server names the places, and so does: statehold check --data DIR; then restore a \
+             backup",
+        ))
+    };
+    let sessions = "calls that need the damaged data are refused; the others go on";
+    let rows = "keys and other rows outside of sessions; damaged keys are refused";
+    let sessions = found("sessions", "damaged_sessions", sessions);
+    let rows = found("rows", "damaged_rows", rows);
+    sessions.into_iter().chain(rows).collect()
 }
 
 /// Whether callers on other machines could connect without a key.

@@ -1,0 +1,66 @@
+//! A snapshot of the file. Lists that are read from it leave damaged rows out.
+
+use std::ops::Deref;
+
+use rusqlite::{Connection, Params, Row};
+use statehold_core::ids::SessionId;
+
+use super::log::Uuid16;
+use super::read::place_of;
+use super::sql::{corrupt_or_unavailable, damaged};
+use crate::port::{BoxError, DamageLog, StoreError};
+
+/// One snapshot of the file, and where damage in it is noted.
+pub(super) struct Snapshot<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) damage: &'a DamageLog,
+}
+
+impl Deref for Snapshot<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.conn
+    }
+}
+
+impl Snapshot<'_> {
+    /// At most `limit` rows of a list; a statement needs no limit of its own. The first column is the id of the
+    /// session. A damaged row is noted and left out, and the list goes on behind it.
+    pub(super) fn list<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        limit: usize,
+        mut read: impl FnMut(&Row<'_>) -> Result<T, BoxError>,
+    ) -> Result<Vec<T>, StoreError> {
+        let failed = corrupt_or_unavailable(&place_of(sql));
+        let mut statement = self.conn.prepare_cached(sql).map_err(&failed)?;
+        let mut rows = statement.query(params).map_err(&failed)?;
+        let mut found = Vec::new();
+        while found.len() < limit
+            && let Some(row) = rows.next().map_err(&failed)?
+        {
+            let entry = read(row).map_err(|error| {
+                let damage = damaged(format!("a row of {}", place_of(sql)), error);
+                match row.get::<_, Uuid16>(0) {
+                    Ok(session) => damage.in_session(SessionId::from_uuid(session.0)),
+                    Err(_) => damage,
+                }
+            });
+            found.extend(self.sound(entry)?);
+        }
+        Ok(found)
+    }
+
+    /// The entry of a list. None if it is damaged, which is noted.
+    pub(super) fn sound<T>(&self, entry: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+        match entry {
+            Err(error @ StoreError::Corrupt { .. }) => {
+                self.damage.note(&error);
+                Ok(None)
+            }
+            entry => entry.map(Some),
+        }
+    }
+}
