@@ -169,6 +169,11 @@ impl Caller {
         })
     }
 
+    /// The caller in a session of this user: a backend that may act for its users acts for this one.
+    pub(crate) fn in_session_of(&self, user: UserId) -> Self {
+        self.for_user(user).unwrap_or_else(|| self.clone())
+    }
+
     /// Whether the caller has a role.
     pub fn has(&self, role: Role) -> bool {
         self.roles.has(role)

@@ -240,10 +240,10 @@ pub async fn open_turn(
     let lock = engine.lock_session(session).await?;
     if decisions.len() > 1 {
         let (own, log) = (engine.clone(), Arc::clone(log));
-        let work = async move { find_or_start(&own, &log, &input, &owner, decisions, lock).await };
+        let work = async move { find_or_start(&own, &log, input, &owner, decisions, lock).await };
         return engine.run_to_end(work).await;
     }
-    find_or_start(engine, log, &input, &owner, decisions, lock).await
+    find_or_start(engine, log, input, &owner, decisions, lock).await
 }
 
 /// Takes up a turn in a session that the call creates, or created before under the same key.
@@ -330,14 +330,16 @@ pub async fn open_turn_in_recalled_session(
 async fn find_or_start(
     engine: &Engine,
     log: &DeliveryLog,
-    input: &TurnInput,
+    mut input: TurnInput,
     owner: &Owner,
     decisions: Vec<TurnDecision>,
     _lock: KeyLock,
 ) -> Result<OpenTurn, EngineError> {
     let mut payloads = engine.payloads_for(owner).await?;
+    // Its digest is that of the key: two keys do not share the conversations of users they did not name.
     let start = input.start_command(engine, owner, &mut payloads)?;
-    let mut search = TurnSearch::new(engine, log, input, &start).await?;
+    input.call.caller = input.call.caller.in_session_of(owner.user);
+    let mut search = TurnSearch::new(engine, log, &input, &start).await?;
     let found = if decisions.is_empty() {
         search.find().await?
     } else {
@@ -359,7 +361,7 @@ async fn find_or_start(
             // The first attempt stands for the turn.
             command.chat = None;
         }
-        let started = start_turn(engine, log, input, (command, payloads)).await?;
+        let started = start_turn(engine, log, &input, (command, payloads)).await?;
         (started.view, started.replayed)
     };
     log.begin(input.session, turn.request);

@@ -397,7 +397,17 @@ async fn a_paused_turn_is_recognised_by_the_words_of_its_pause() {
 #[tokio::test]
 async fn a_question_is_answered_by_the_next_message_of_the_conversation() {
     let scene = Scene::new().await;
-    let mut window = Window::of(&scene.ann);
+    answer_a_question(&scene, Window::of(&scene.ann)).await;
+}
+
+#[tokio::test]
+async fn a_key_without_a_user_answers_the_question_of_its_conversation() {
+    let scene = Scene::new().await;
+    let backend = scene.rig.key(&["client"]).await;
+    answer_a_question(&scene, Window::of(&backend)).await;
+}
+
+async fn answer_a_question(scene: &Scene, mut window: Window) {
     let call = window.user("weather in Springfield?").send();
     let request = scene.claim().await;
     let hold = json!({"kind": "question", "title": "Which Springfield?"});
@@ -412,10 +422,10 @@ async fn a_question_is_answered_by_the_next_message_of_the_conversation() {
     .await;
     scene.complete(&request, "sunny").await;
     assert_eq!(window.show(call).await, first);
-    assert_eq!(window.turn(&scene, "and tomorrow?", "rain").await, first);
+    assert_eq!(window.turn(scene, "and tomorrow?", "rain").await, first);
     let mut forged = window.clone();
     forged.messages[2]["content"] = "Illinois".into();
-    assert_ne!(forged.turn(&scene, "and then?", "snow").await, first);
+    assert_ne!(forged.turn(scene, "and then?", "snow").await, first);
 }
 
 #[tokio::test]
