@@ -292,14 +292,16 @@ pub async fn open_turn_in_recalled_session(
     let payloads = engine.payloads_for(&owner).await;
     let payloads = payloads.map_err(|error| (error, None))?;
     let Conversation { agent, message, .. } = &conversation;
-    let own_digest = message.digest(&payloads, &owner.app, agent, call.caller.principal);
+    let carrier = call.caller.principal;
+    let own_digest = message.digest(&payloads, &owner.app, agent, carrier);
     // Calls with the same message wait here one after the other, and leave the line when their client does.
     let lock = engine.lock_new_session(own_digest).await;
     let work = async move {
-        let caller = &call.caller;
+        let caller = &call.caller.in_session_of(owner.user);
         let recall = Recall {
             engine: &own,
             log: &log,
+            carrier,
             caller,
             owner: &owner,
             payloads: &payloads,

@@ -9,6 +9,7 @@ mod message;
 mod told;
 
 use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::principal::Principal;
 use statehold_core::session::Owner;
 
 use self::told::{ToldSession, turns_of};
@@ -61,6 +62,8 @@ enum Fit {
 pub(super) struct Recall<'a> {
     pub(super) engine: &'a Engine,
     pub(super) log: &'a DeliveryLog,
+    /// The principal that carries the conversation: a key, if it names no user.
+    pub(super) carrier: Principal,
     pub(super) caller: &'a Caller,
     pub(super) owner: &'a Owner,
     pub(super) payloads: &'a Payloads,
@@ -74,7 +77,7 @@ impl Recall<'_> {
         message: &CarriedMessage,
     ) -> Result<Vec<(SessionId, RequestId)>, EngineError> {
         let (app, agent) = (&self.owner.app, &self.conversation.agent);
-        let digest = message.digest(self.payloads, app, agent, self.caller.principal);
+        let digest = message.digest(self.payloads, app, agent, self.carrier);
         let store = &self.engine.inner().store;
         Ok(store.chat_requests(digest, CANDIDATES_MAX).await?)
     }
