@@ -109,8 +109,12 @@ impl Scan {
 
     fn take(&mut self, frame: &[u8]) {
         self.frames += 1;
-        let is_of_this_log =
-            *self.salts.get_or_insert_with(|| salts(&frame[8..])) == salts(&frame[8..]);
+        let found = salts(&frame[8..]);
+        let salts = *self.salts.get_or_insert(found);
+        let is_of_this_log = salts == found;
+        // A frame from before the log was reset has two other salts. After a loss of power it is where a frame of
+        // this log was not written yet.
+        let is_older = salts[..4] != found[..4] && salts[4..] != found[4..];
         let ends_transaction = word(&frame[4..]) != 0;
         if self.unsound.is_none() {
             let sums = checksum(self.is_big_endian, self.sums, &frame[..8]);
@@ -120,7 +124,7 @@ impl Scan {
             } else {
                 self.unsound = Some(self.frames);
                 // The remains of its header may still show that it ended its transaction.
-                self.has_ended = ends_transaction;
+                self.has_ended = ends_transaction && !is_older;
             }
             return;
         }
@@ -161,4 +165,88 @@ fn checksum(is_big_endian: bool, sums: (u32, u32), bytes: &[u8]) -> (u32, u32) {
         second = second.wrapping_add(read(4)).wrapping_add(first);
     }
     (first, second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The log of an engine: frames are added with the running checksum.
+    struct Log {
+        salts: [u8; 8],
+        sums: (u32, u32),
+        frames: Vec<Vec<u8>>,
+        header: [u8; HEADER_BYTES],
+    }
+
+    impl Log {
+        fn new(salts: [u8; 8]) -> Self {
+            let mut header = [0; HEADER_BYTES];
+            header[..4].copy_from_slice(&MAGIC.to_be_bytes());
+            header[16..24].copy_from_slice(&salts);
+            let sums = checksum(false, (0, 0), &header[..24]);
+            header[24..28].copy_from_slice(&sums.0.to_be_bytes());
+            header[28..].copy_from_slice(&sums.1.to_be_bytes());
+            let frames = Vec::new();
+            Self {
+                salts,
+                sums,
+                frames,
+                header,
+            }
+        }
+
+        fn add(&mut self, ends_transaction: bool) {
+            let mut frame = vec![7; FRAME_HEADER_BYTES + 512];
+            frame[4..8].copy_from_slice(&u32::from(ends_transaction).to_be_bytes());
+            frame[8..16].copy_from_slice(&self.salts);
+            self.sums = checksum(false, self.sums, &frame[..8]);
+            self.sums = checksum(false, self.sums, &frame[FRAME_HEADER_BYTES..]);
+            frame[16..20].copy_from_slice(&self.sums.0.to_be_bytes());
+            frame[20..24].copy_from_slice(&self.sums.1.to_be_bytes());
+            self.frames.push(frame);
+        }
+
+        fn gap(&self) -> Option<usize> {
+            let mut scan = Scan::new(&self.header);
+            for frame in &self.frames {
+                scan.take(frame);
+            }
+            scan.gap()
+        }
+    }
+
+    /// A commit of one frame, and one of three.
+    fn log(salts: [u8; 8]) -> Log {
+        let mut log = Log::new(salts);
+        for ends_transaction in [true, false, false, true] {
+            log.add(ends_transaction);
+        }
+        log
+    }
+
+    #[test]
+    fn a_frame_from_before_the_log_was_reset_is_a_torn_tail() {
+        let mut before = Log::new([1, 1, 1, 1, 9, 9, 9, 9]);
+        for _ in 0..4 {
+            before.add(true);
+        }
+        let mut now = log([1, 1, 1, 2, 5, 6, 7, 8]);
+        // The second commit was not confirmed: of its frames, one was not written.
+        now.frames[1].clone_from(&before.frames[1]);
+        assert_eq!(now.gap(), None);
+        // Something follows it, so that it had been confirmed.
+        now.add(true);
+        assert_eq!(now.gap(), Some(2));
+    }
+
+    #[test]
+    fn a_damaged_commit_that_others_follow_is_a_gap() {
+        for byte in 4..16 {
+            let mut log = log([1, 1, 1, 2, 5, 6, 7, 8]);
+            assert_eq!(log.gap(), None);
+            log.frames[0][byte] ^= 16;
+            assert_eq!(log.gap(), Some(1), "byte {byte}");
+        }
+    }
 }
