@@ -120,7 +120,7 @@ mod tests {
         // A program that was killed is listed until the kernel has taken it down.
         let left = || end_marked(&format!("{PROGRAM_MARK}={mark}"));
         let is_gone = (0..1_000).any(|_| {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::park_timeout(std::time::Duration::from_millis(10));
             left() == 0
         });
         assert!(is_gone);

@@ -15,6 +15,9 @@ use utoipa::ToSchema;
 use super::files::{AttachmentIn, FileIn, ImageIn};
 use crate::http::problem::{Code, Problem};
 
+/// The most messages of one call.
+const MESSAGES_MAX: usize = 10_000;
+
 /// A chat call. Other fields are ignored.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = ChatRequest)]
@@ -231,6 +234,11 @@ impl ChatIn {
 
     /// Refuses parameters that no agent supports.
     pub(crate) fn require_possible(&self) -> Result<(), Problem> {
+        if self.messages.len() > MESSAGES_MAX {
+            let detail =
+                format!("a call carries at most {MESSAGES_MAX} messages; leave out the oldest");
+            return Err(Problem::invalid(detail).with("path", "messages"));
+        }
         let speaks = |modality: &String| modality != "text";
         let wanted = [
             ("n", self.n.is_some_and(|n| n != 1)),

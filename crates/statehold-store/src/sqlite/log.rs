@@ -623,7 +623,7 @@ pub(super) fn growth_near(
     from: i64,
     is_wanted: impl Fn(TaskId) -> bool,
 ) -> Result<Option<(i64, TaskId)>, StoreError> {
-    let place = |at: i64| corrupt_or_unavailable(&format!("log row {at}"));
+    let place = |at: i64| move |error| corrupt_or_unavailable(&format!("log row {at}"))(error);
     let mut statement = conn
         .prepare_cached("SELECT prev, links FROM log WHERE id = ?1")
         .map_err(place(from))?;

@@ -221,7 +221,7 @@ fn state_page<V, F: FnOnce() -> Result<(StateKey, V), StoreError>>(
     limit: PageLimit,
     read: impl Fn(&Row<'_>) -> rusqlite::Result<F>,
 ) -> Result<StatePage<V>, StoreError> {
-    let failed = corrupt_or_unavailable(&place_of(sql));
+    let failed = |error| corrupt_or_unavailable(&place_of(sql))(error);
     let mut statement = conn.prepare_cached(sql).map_err(&failed)?;
     let mut rows = statement.query(params).map_err(&failed)?;
     let mut page = StatePage::default();

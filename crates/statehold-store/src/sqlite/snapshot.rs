@@ -34,7 +34,7 @@ impl Snapshot<'_> {
         limit: usize,
         mut read: impl FnMut(&Row<'_>) -> Result<T, BoxError>,
     ) -> Result<Vec<T>, StoreError> {
-        let failed = corrupt_or_unavailable(&place_of(sql));
+        let failed = |error| corrupt_or_unavailable(&place_of(sql))(error);
         let mut statement = self.conn.prepare_cached(sql).map_err(&failed)?;
         let mut rows = statement.query(params).map_err(&failed)?;
         let mut found = Vec::new();

@@ -7,10 +7,7 @@ use uuid::Uuid;
 use crate::port::StoreError;
 
 /// Maps a SQLite error to a store error.
-pub(super) fn corrupt_or_unavailable(
-    place: &str,
-) -> impl Fn(rusqlite::Error) -> StoreError + use<> {
-    let place = place.to_owned();
+pub(super) fn corrupt_or_unavailable(place: &str) -> impl Fn(rusqlite::Error) -> StoreError {
     move |error| {
         // A value of an unexpected type means damage or tampering.
         let is_odd_value = matches!(
@@ -23,10 +20,8 @@ pub(super) fn corrupt_or_unavailable(
         );
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => StoreError::Full,
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-                damaged(place.clone(), error)
-            }
-            _ if is_odd_value => damaged(place.clone(), error),
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => damaged(place, error),
+            _ if is_odd_value => damaged(place, error),
             _ => StoreError::Unavailable(Box::new(error)),
         }
     }

@@ -23,8 +23,9 @@ use crate::port::{PendingCommit, StoreError};
 const QUEUE_MAX: usize = 1024;
 /// How many commits share one transaction at most.
 const GROUP_MAX: usize = 512;
-/// Bytes of records and payloads between two checkpoints of the log.
-const CHECKPOINT_BYTES: u64 = 2 * 1024 * 1024;
+/// Bytes of records and payloads between two checkpoints of the log. A page that many commits change is
+/// written to the file once per checkpoint, and each checkpoint waits for the disk.
+const CHECKPOINT_BYTES: u64 = 8 * 1024 * 1024;
 
 type Reply = oneshot::Sender<Result<u64, StoreError>>;
 /// Work for the writing connection, or the error that the writer has stopped. It answers its caller

@@ -102,7 +102,12 @@ impl Recall<'_> {
                 if compared > CANDIDATES_MAX || bytes >= CALL_BYTES_MAX {
                     break;
                 }
-                let Some(fit) = self.fit(session, request, at, &mut bytes).await? else {
+                let fit = match self.fit(session, request, at, &mut bytes).await {
+                    // It was deleted meanwhile, or is not durable yet.
+                    Err(EngineError::NotFound) => None,
+                    fit => fit?,
+                };
+                let Some(fit) = fit else {
                     continue;
                 };
                 match fit {

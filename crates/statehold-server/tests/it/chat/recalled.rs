@@ -369,6 +369,28 @@ async fn a_stopped_stream_is_part_of_the_conversation_kept_or_dropped() {
 }
 
 #[tokio::test]
+async fn a_fork_behind_a_pause_is_found_when_the_pause_was_decided() {
+    for decided in [false, true] {
+        let scene = Scene::new().await;
+        let mut window = Window::of(&scene.ann);
+        let call = window.user("pay 5").send();
+        let request = scene.claim().await;
+        let hold = scene.ask_approval(&request).await;
+        let first = window.show(call).await;
+        let mut edited = window.clone();
+        assert_eq!(window.turn(&scene, "how are you?", "waiting").await, first);
+        let fork = edited.turn(&scene, "who are you?", "an agent").await;
+        assert_ne!(fork, first);
+        if decided {
+            scene.approve(&hold).await;
+            scene.complete(&request, "paid 5").await;
+        }
+        let next = edited.turn(&scene, "and now?", "still one").await;
+        assert_eq!(next, fork, "{decided}");
+    }
+}
+
+#[tokio::test]
 async fn a_paused_turn_is_recognised_by_the_words_of_its_pause() {
     let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
     let mut window = Window::of(&scene.ann);

@@ -82,7 +82,8 @@ pub(super) struct ToldSession<'a> {
     pub(super) is_whole: bool,
     /// Turns whose answer alone does not say what the client was told.
     details: BTreeMap<RequestId, RequestDetail>,
-    holds: Option<Vec<HoldDetail>>,
+    /// The holds of the session, and of those that it is a fork of.
+    holds: BTreeMap<SessionId, Vec<HoldDetail>>,
 }
 
 impl<'a> ToldSession<'a> {
@@ -94,7 +95,7 @@ impl<'a> ToldSession<'a> {
             turns: Vec::new(),
             is_whole: false,
             details: BTreeMap::new(),
-            holds: None,
+            holds: BTreeMap::new(),
         }
     }
 
@@ -174,12 +175,15 @@ impl<'a> ToldSession<'a> {
 
     /// The holds of a turn, open and decided.
     pub(super) async fn holds_of(&mut self, turn: usize) -> Result<Vec<&HoldDetail>, EngineError> {
-        if self.holds.is_none() {
+        let request = self.turns[turn].request;
+        // A turn that paused before the fork waits in the origin.
+        let session = self.detail(request).await?.session.id;
+        if !self.holds.contains_key(&session) {
             let mut holds = Vec::new();
             for decided in [false, true] {
                 let filter = HoldFilter {
                     decided,
-                    session: Some(self.session),
+                    session: Some(session),
                     order: HoldOrder::Newest,
                     ..HoldFilter::default()
                 };
@@ -187,14 +191,13 @@ impl<'a> ToldSession<'a> {
                 let page = engine.holds(caller, &filter, None, HOLDS_MAX);
                 holds.extend(page.await?.entries);
             }
-            self.holds = Some(holds);
+            self.holds.insert(session, holds);
         }
-        let request = self.turns[turn].request;
         let is_its = |hold: &&HoldDetail| {
             let root = hold.lineage.first().map(|step| step.request);
             root == Some(request)
         };
-        Ok(self.holds.iter().flatten().filter(is_its).collect())
+        Ok(self.holds[&session].iter().filter(is_its).collect())
     }
 }
 
