@@ -4,6 +4,7 @@
 //! Agent state is stored with the agent's task and is not interpreted.
 
 mod agent_reply;
+mod briefing;
 mod call_headers;
 mod conversation_record;
 mod conversations;

@@ -16,13 +16,14 @@ const EXCHANGES_MAX: usize = 10_000;
 const FAILED: &str = "[This turn failed before it was answered.]";
 const STOPPED: &str = "[This turn was stopped before it was answered.]";
 
-/// Returns the newest exchanges that fit, oldest first, and the number of omitted ones. An exchange is
-/// kept whole or omitted.
+/// Returns the newest exchanges that fit into some bytes, oldest first, and the number of omitted ones. An
+/// exchange is kept whole or omitted.
 pub(crate) fn newest_fitting<T>(
     mut exchanges: Vec<T>,
+    bytes_max: usize,
     bytes: impl Fn(&T) -> usize,
 ) -> (Vec<T>, usize) {
-    let mut room = HISTORY_BYTES_MAX;
+    let mut room = bytes_max;
     let fitting = exchanges.iter().rev().take_while(|one| {
         let left = room.checked_sub(bytes(one));
         room = left.unwrap_or(0);

@@ -8,6 +8,7 @@ use statehold_core::command::Command;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 
+use crate::caller::Caller;
 use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
@@ -91,6 +92,20 @@ pub async fn commit_both(
 /// If there is no such session.
 pub async fn payloads(engine: &Engine, session: SessionId) -> Result<Payloads, EngineError> {
     engine.payloads_of(session).await
+}
+
+/// A fork of a session at its newest revision.
+///
+/// # Errors
+///
+/// If there is no such session, or the caller may not start requests there.
+pub async fn fork(
+    engine: &Engine,
+    caller: &Caller,
+    origin: SessionId,
+) -> Result<SessionId, EngineError> {
+    let at = engine.durable_state(origin).await?.revision;
+    crate::api::session::fork(engine, caller, origin, at).await
 }
 
 /// The open tasks of an agent in a session, oldest first.

@@ -29,6 +29,9 @@ pub(super) struct ConversationRecord {
     /// It replaces a lost one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_another: bool,
+    /// The service has not got the earlier exchanges yet, which its first message brings.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) needs_briefing: bool,
 }
 
 /// The newest record of the conversation of this session and path, whichever task has it.

@@ -20,6 +20,7 @@ use statehold_core::ids::SessionId;
 use statehold_core::memory::AgentPath;
 use statehold_engine::bodies::Raw;
 
+use super::briefing::Briefing;
 use super::conversation_record::{self, ConversationLocks, ConversationRecord};
 use super::shared::{self, ExportedState, SharedContext};
 use super::{
@@ -62,6 +63,9 @@ struct StartedConversation {
     /// It replaces one that the service lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     recreated: bool,
+    /// Its first message brings the exchanges from before it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    needs_briefing: bool,
 }
 
 /// Recorded reply of the agent.
@@ -85,9 +89,11 @@ struct KnownConversation {
     generation: u32,
     /// An earlier attempt to create one has no known outcome.
     creation_unknown: bool,
-    /// The service lost the conversation, or the conversation belongs to the session that this one was
-    /// forked from.
+    /// The service lost the conversation.
     was_lost: bool,
+    /// The service does not know the exchanges from before its conversation: the session is a fork, or its
+    /// client brought earlier messages along.
+    needs_briefing: bool,
     /// An earlier attempt may have created another one.
     was_unseen: bool,
 }
@@ -104,6 +110,7 @@ impl Agent for ConversationsAgent {
         if run.next_recorded_kind().is_none() && known.conversation.is_none() {
             known = find_conversation(run).await?;
             if known.conversation.is_none() {
+                known.needs_briefing |= known.generation == 0 && run.input.data.is_some();
                 known = self.create_conversation(run, known).await?;
             }
         }
@@ -172,7 +179,7 @@ impl ConversationsAgent {
         run: &mut AgentRun,
         known: KnownConversation,
     ) -> Result<KnownConversation, TurnError> {
-        let was_lost = known.was_lost;
+        let (was_lost, needs_briefing) = (known.was_lost, known.needs_briefing);
         let generation = known.generation + u32::from(!known.creation_unknown);
         let mut record = ConversationRecord {
             gateway: GATEWAY.to_owned(),
@@ -180,6 +187,7 @@ impl ConversationsAgent {
             generation,
             conversation: None,
             is_another: was_lost,
+            needs_briefing,
         };
         if run.next_recorded_kind().is_none() && !known.creation_unknown {
             run.remember(&raw(&record)).await?;
@@ -191,6 +199,7 @@ impl ConversationsAgent {
             let mut created =
                 create_once(&client, (&title, &key), known.creation_unknown, retries).await?;
             (created.generation, created.recreated) = (generation, was_lost);
+            created.needs_briefing = needs_briefing;
             record.conversation = Some(created.conversation.clone());
             let extras = StepExtras {
                 private: Some(raw(&record)),
@@ -205,6 +214,7 @@ impl ConversationsAgent {
             generation: created.generation,
             creation_unknown: false,
             was_lost: created.recreated,
+            needs_briefing: created.needs_briefing,
             was_unseen: created.unseen || known.was_unseen,
         })
     }
@@ -219,14 +229,20 @@ impl ConversationsAgent {
         let mut prepared = None;
         if run.next_recorded_kind().is_none() {
             let told = SharedContext::of(&run.session_values(&run.spec.import).await?);
-            let text = message_text(&run.input, told.as_ref());
-            prepared = Some((text, told.as_ref().and_then(SharedContext::note)));
+            let briefing = if known.needs_briefing {
+                Briefing::read(run).await?
+            } else {
+                Briefing::default()
+            };
+            let text = briefing.block + &message_text(&run.input, told.as_ref());
+            let notes = told.as_ref().and_then(SharedContext::note);
+            prepared = Some((text, notes.into_iter().chain(briefing.note).collect()));
         }
         let client = self.client(run, run.spec.retries);
         let key = call_headers::idempotency_key(run.request.ids, run.steps_taken(), "");
         let (sink, session) = (run.draft_sink(), run.request.ids.session);
         let work = async move {
-            let (text, note) = prepared.ok_or_else(not_prepared)?;
+            let (text, notes) = prepared.ok_or_else(not_prepared)?;
             let conversation = known.conversation.as_deref().ok_or_else(not_prepared)?;
             let mut on_chunk = |chunk: &str| sink(chunk);
             let how = (true, &key);
@@ -234,21 +250,24 @@ impl ConversationsAgent {
             let reply = reply.map_err(|error| turn_failure(&error))?;
             // If the service answered in another conversation, continue there.
             let other = reply.conversation_id.filter(|other| other != conversation);
-            let private = other.as_ref().map(|other| {
+            let has_moved = other.is_some();
+            let conversation = other.unwrap_or_else(|| conversation.to_owned());
+            let private = (has_moved || known.needs_briefing).then(|| {
                 raw(&ConversationRecord {
                     gateway: GATEWAY.to_owned(),
                     session,
                     generation: known.generation + 1,
-                    conversation: Some(other.clone()),
+                    conversation: Some(conversation.clone()),
                     is_another: false,
+                    needs_briefing: false,
                 })
             });
             let service_reply = ServiceReply {
                 ids: call_headers::returned_ids(&reply.headers),
                 content: reply.content,
-                conversation: other.unwrap_or_else(|| conversation.to_owned()),
+                conversation,
                 shared_context: reply.shared_context,
-                notes: note.into_iter().collect(),
+                notes,
             };
             let extras = StepExtras {
                 private,
@@ -273,7 +292,8 @@ async fn find_conversation(run: &AgentRun) -> Result<KnownConversation, TurnErro
     Ok(KnownConversation {
         generation: known.generation,
         creation_unknown,
-        was_lost: is_elsewhere || creation_unknown && known.is_another,
+        was_lost: creation_unknown && known.is_another,
+        needs_briefing: is_elsewhere || is_here && known.needs_briefing,
         conversation: known.conversation.filter(|_| is_here),
         was_unseen: false,
     })

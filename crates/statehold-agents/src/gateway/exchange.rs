@@ -10,7 +10,7 @@ use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse};
 
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
-use crate::history::{PastExchanges, left_out_note, newest_fitting};
+use crate::history::{HISTORY_BYTES_MAX, PastExchanges, left_out_note, newest_fitting};
 use crate::message::{AgentMessage, MessagePart, raw};
 use crate::turn::TraceNote;
 
@@ -142,7 +142,11 @@ pub(super) fn restore(past: &PastExchanges, rules: Option<&StateRules>) -> Resto
         restored.add_exchange(exchange, rules, &mut left_out);
     }
     let bytes = |(asked, answered): &(Raw, Raw)| asked.get().len() + answered.get().len();
-    let (kept, too_old) = newest_fitting(std::mem::take(&mut restored.exchanges), bytes);
+    let (kept, too_old) = newest_fitting(
+        std::mem::take(&mut restored.exchanges),
+        HISTORY_BYTES_MAX,
+        bytes,
+    );
     restored.messages = kept.into_iter().flat_map(|(a, b)| [a, b]).collect();
     restored.is_cut = too_old > 0 || past.is_cut;
     restored.notes.extend(left_out_note(too_old, past.is_cut));
@@ -221,7 +225,7 @@ pub(super) fn from_caller(history: Vec<Raw>) -> RestoredHistory {
         }
     }
     let bytes = |exchange: &Vec<Raw>| exchange.iter().map(|one| one.get().len()).sum();
-    let (kept, too_old) = newest_fitting(exchanges, bytes);
+    let (kept, too_old) = newest_fitting(exchanges, HISTORY_BYTES_MAX, bytes);
     RestoredHistory {
         messages: kept.into_iter().flatten().collect(),
         notes: left_out_note(too_old, false).into_iter().collect(),

@@ -508,6 +508,7 @@ impl RemoteSession {
             generation: self.generation,
             conversation: self.session.clone(),
             is_another: self.generation > 1,
+            needs_briefing: false,
         })
     }
 }

@@ -92,7 +92,7 @@ pub(super) fn with_block(block: &str, content: &RawValue) -> Raw {
 }
 
 /// Compacts JSON to one line. Escapes `[` in strings, so that no value can imitate the end marker.
-fn compact_json(json: &str) -> String {
+pub(super) fn compact_json(json: &str) -> String {
     let mut line = String::with_capacity(json.len());
     let (mut in_text, mut is_escaped) = (false, false);
     for c in json.chars() {

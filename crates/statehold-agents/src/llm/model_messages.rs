@@ -14,7 +14,7 @@ use statehold_engine::StoredItem;
 use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse, text_of, text_of_value};
 
 use crate::gateway::shared_block;
-use crate::history::{PastExchanges, newest_fitting};
+use crate::history::{HISTORY_BYTES_MAX, PastExchanges, newest_fitting};
 use crate::mcp::ToolMedia;
 use crate::message::{AgentMessage, MessagePart, raw, text_part, tool_call};
 use crate::model::{ModelReply, RequestedCall};
@@ -195,7 +195,7 @@ impl ModelMessages {
 
     /// Adds the newest exchanges that fit. Returns the number of omitted ones.
     pub(crate) fn push_exchanges(&mut self, exchanges: Vec<Self>) -> usize {
-        let (kept, left_out) = newest_fitting(exchanges, |one| one.bytes.len());
+        let (kept, left_out) = newest_fitting(exchanges, HISTORY_BYTES_MAX, |one| one.bytes.len());
         for one in kept {
             self.append(one);
         }
@@ -331,6 +331,33 @@ pub(crate) fn caller_exchanges(data: Option<&Raw>, media: &mut MediaBudget) -> V
         }
     }
     exchanges
+}
+
+/// The exchanges before the input of a turn, oldest first, as role and text only: those that the request knows, behind
+/// the messages that the client brought along when the session began.
+pub(crate) fn text_exchanges(past: &PastExchanges, input: &AgentMessage) -> Vec<ModelMessages> {
+    let first = past.first_data();
+    let brought = if past.exchanges.is_empty() {
+        input.data.as_ref()
+    } else {
+        first.as_ref()
+    };
+    let brought = caller_exchanges(brought, &mut MediaBudget::default());
+    let is_said = |item: &&StoredItem| item.placed.item.kind == ItemKind::Message;
+    let turns = past.exchanges.iter().map(|exchange| {
+        let mut told = ModelMessages::default();
+        for item in exchange.items.iter().filter(is_said) {
+            if let Some((role, message)) = item.placed.item.role.zip(AgentMessage::from_item(item))
+            {
+                told.push_text(role, &with_files(&message));
+            }
+        }
+        if let Some(missing) = exchange.missing_answer() {
+            told.push_text(Role::Assistant, missing);
+        }
+        told
+    });
+    brought.into_iter().chain(turns).collect()
 }
 
 /// One recorded request.

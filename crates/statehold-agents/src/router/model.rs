@@ -3,15 +3,14 @@
 use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
-use statehold_core::item::{ItemKind, Role};
+use statehold_core::item::Role;
 use statehold_core::name::Name;
-use statehold_engine::StoredItem;
 
 use super::{ROUTE_STEP, RouteDecision};
 use crate::chat::CompletionRequest;
 use crate::draft_writer::DraftWriter;
 use crate::history::PastExchanges;
-use crate::llm::model_messages::{MediaBudget, ModelMessages, caller_exchanges, with_files};
+use crate::llm::model_messages::{MediaBudget, ModelMessages, text_exchanges, with_files};
 use crate::message::{AgentMessage, raw};
 use crate::model::{ModelClient, ModelReply, ModelUsage};
 use crate::runner::{AgentRun, StepExtras, StepKind};
@@ -22,26 +21,7 @@ use crate::turn::{TurnError, describe_json_error};
 async fn past_messages(run: &AgentRun) -> Result<ModelMessages, TurnError> {
     let mut conversation = ModelMessages::default();
     let past = PastExchanges::read(&run.request).await?;
-    let brought = if past.exchanges.is_empty() {
-        caller_exchanges(run.input.data.as_ref(), &mut MediaBudget::default())
-    } else {
-        caller_exchanges(past.first_data().as_ref(), &mut MediaBudget::default())
-    };
-    let is_said = |item: &&StoredItem| item.placed.item.kind == ItemKind::Message;
-    let turns = past.exchanges.iter().map(|exchange| {
-        let mut told = ModelMessages::default();
-        for item in exchange.items.iter().filter(is_said) {
-            if let Some((role, message)) = item.placed.item.role.zip(AgentMessage::from_item(item))
-            {
-                told.push_text(role, &with_files(&message));
-            }
-        }
-        if let Some(missing) = exchange.missing_answer() {
-            told.push_text(Role::Assistant, missing);
-        }
-        told
-    });
-    conversation.push_exchanges(brought.into_iter().chain(turns).collect());
+    conversation.push_exchanges(text_exchanges(&past, &run.input));
     Ok(conversation)
 }
 

@@ -1,5 +1,6 @@
 //! Agents in other processes, called over HTTP: their requests, the stored replies, and their faults.
 
+mod briefing;
 mod commits;
 mod context;
 mod conversation;
