@@ -28,6 +28,7 @@ use crate::guard::policy::Policies;
 use crate::guard::sealed::SealedCalls;
 use crate::locks::{KeyedLocks, Lock};
 use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
+use crate::shares::Shares;
 use crate::swap::Swap;
 use crate::temp::Temps;
 use crate::users::Users;
@@ -37,6 +38,9 @@ const HOT_SESSIONS: usize = 20_000;
 
 /// The maximum number of open holds in the sessions of one user.
 const USER_HOLDS_MAX: usize = 8_192;
+
+/// How many searches for the session of a chat call run at once.
+const SESSION_SEARCHES_MAX: usize = 16;
 
 /// Settings of an engine.
 #[derive(Clone)]
@@ -117,6 +121,8 @@ pub(crate) struct Inner {
     pub(crate) hold_keys: Arc<dyn HoldKeys>,
     pub(crate) sealed_calls: SealedCalls,
     pub(crate) credentials: Arc<Credentials>,
+    /// Searches for the session of a chat call, which read messages of several sessions into memory.
+    pub(crate) session_searches: Shares,
     pub(crate) own_workers: OwnWorkers,
     pub(crate) users: Users,
     /// All API keys, by the digest of their secret. Only this process changes them.
@@ -168,6 +174,7 @@ impl Engine {
             hold_keys: Arc::clone(&options.hold_keys),
             sealed_calls: SealedCalls::default(),
             credentials: Arc::default(),
+            session_searches: Shares::new(SESSION_SEARCHES_MAX),
             own_workers: OwnWorkers::default(),
             policies: Swap::new(Arc::clone(&options.policies)),
             options,

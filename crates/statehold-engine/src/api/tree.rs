@@ -101,7 +101,7 @@ pub async fn read(
     let last = before.map_or(state.revision, |before| {
         before.saturating_sub(1).min(state.revision)
     });
-    let Started {
+    let LoggedRequests {
         mut requests,
         holds,
         before,
@@ -113,7 +113,7 @@ pub async fn read(
     add_ancestors(engine, &state, &mut requests).await?;
     add_statuses(engine, &mut requests).await?;
     let tree = Tree {
-        tasks: known_tasks(engine, &state, &requests).await?,
+        tasks: known_tasks(engine, &state, &mut requests).await?,
         holds: holds_of(engine, &state, &requests, holds).await?,
         requests,
     };
@@ -127,7 +127,7 @@ pub async fn read(
 
 /// Requests that were started in some records, with the holds that were opened there.
 #[derive(Default)]
-struct Started {
+struct LoggedRequests {
     requests: BTreeMap<RequestId, TreeEntry>,
     holds: BTreeMap<HoldId, LoggedHold>,
     /// Where the next page begins.
@@ -149,10 +149,12 @@ async fn started_requests(
     session: SessionId,
     mut last: u64,
     limit: usize,
-) -> Result<Started, EngineError> {
-    let mut started = Started::default();
+) -> Result<LoggedRequests, EngineError> {
+    let mut started = LoggedRequests::default();
     let mut decided: BTreeMap<HoldId, HoldStatus> = BTreeMap::new();
     let mut ended: BTreeMap<RequestId, RequestOutcome> = BTreeMap::new();
+    // The ids that tasks of the origin have in a fork.
+    let mut renamed: BTreeMap<TaskId, TaskId> = BTreeMap::new();
     'back: while last > 0 {
         let first = last.saturating_sub(STEP);
         let count = usize::try_from(last - first).unwrap_or(usize::MAX);
@@ -207,11 +209,15 @@ async fn started_requests(
                     } => {
                         let entry = TreeEntry {
                             number: *number,
-                            task: *task,
+                            task: renamed.get(task).copied().unwrap_or(*task),
                             parent: *parent,
                             status: ended.get(request).map(|outcome| (*outcome).into()),
                         };
                         started.requests.insert(*request, entry);
+                    }
+                    Event::TaskRenamed { from, to } => {
+                        let to = renamed.get(to).copied().unwrap_or(*to);
+                        renamed.insert(*from, to);
                     }
                     _ => {}
                 }
@@ -285,10 +291,11 @@ async fn holds_of(
     for row in &rows {
         logged.remove(&row.hold.id);
     }
-    let inherited = logged.values().map(|hold| hold.opened_at);
-    let opened = rows.iter().map(|row| row.hold.opened_at).chain(inherited);
-    let opened = opened.map(|revision| (state.session, revision));
-    let records = engine.records_of(opened.collect()).await?;
+    let inherited = logged.values().map(|hold| (hold.opened_at, hold.body));
+    let own = rows.iter().map(|row| (row.hold.opened_at, row.hold.body));
+    let wanted = own.chain(inherited);
+    let wanted = wanted.map(|(at, body)| (state.session, at, body));
+    let records = engine.records_of(wanted.collect()).await?;
     let record = |revision: u64| records.get(&(state.session, revision));
     let mut holds: BTreeMap<HoldId, (RequestId, HoldRef)> = BTreeMap::new();
     for (id, mut hold) in logged {
@@ -315,11 +322,12 @@ async fn holds_of(
     Ok(by_request)
 }
 
-/// All open tasks, and the closed ones that the requests belong to.
+/// All open tasks, and the closed ones that the requests belong to. An older page of a fork does not read which
+/// task of the fork an open task of the origin became; it is found by its number.
 async fn known_tasks(
     engine: &Engine,
     state: &SessionState,
-    requests: &BTreeMap<RequestId, TreeEntry>,
+    requests: &mut BTreeMap<RequestId, TreeEntry>,
 ) -> Result<BTreeMap<TaskId, (Task, TaskStatus)>, EngineError> {
     let open = state.tasks.keys().copied();
     let ids: BTreeSet<TaskId> = open
@@ -327,9 +335,36 @@ async fn known_tasks(
         .collect();
     let mut known = BTreeMap::new();
     for id in ids {
-        known.insert(id, engine.find_task(state, id).await?);
+        match engine.find_task(state, id).await {
+            Ok(task) => drop(known.insert(id, task)),
+            Err(EngineError::NotFound) => {
+                let own = inherited_task(engine, state, id).await?;
+                requests.retain(|_, entry| entry.task != id || own.is_some());
+                for entry in requests.values_mut().filter(|entry| entry.task == id) {
+                    entry.task = own.unwrap_or(id);
+                }
+            }
+            Err(error) => return Err(error),
+        }
     }
     Ok(known)
+}
+
+/// The task of a fork that was an open task of its origin.
+async fn inherited_task(
+    engine: &Engine,
+    state: &SessionState,
+    id: TaskId,
+) -> Result<Option<TaskId>, EngineError> {
+    let Ok(origin) = engine.session_of_task(id).await else {
+        return Ok(None);
+    };
+    let origin = engine.durable_state(origin).await?;
+    let number = origin.tasks.get(&id).map(|task| task.number);
+    let mut own = state.tasks.values();
+    Ok(own
+        .find(|task| Some(task.number) == number)
+        .map(|task| task.id))
 }
 
 /// The parts of a tree. The limit on nested agent calls bounds its depth.

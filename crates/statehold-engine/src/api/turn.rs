@@ -286,7 +286,6 @@ pub async fn open_turn_in_recalled_session(
     conversation: Conversation,
     input: impl FnOnce(SessionId) -> TurnInput + Send + 'static,
 ) -> Result<OpenTurn, (EngineError, Option<SessionId>)> {
-    let (own, log) = (engine.clone(), Arc::clone(log));
     let owner = sessions::owner_of_new(engine, &call.caller, &new).await;
     let (owner, _) = owner.map_err(|error| (error, None))?;
     let payloads = engine.payloads_for(&owner).await;
@@ -296,22 +295,31 @@ pub async fn open_turn_in_recalled_session(
     let own_digest = message.digest(&payloads, &owner.app, agent, carrier);
     // Calls with the same message wait here one after the other, and leave the line when their client does.
     let lock = engine.lock_new_session(own_digest).await;
+    let caller = call.caller.in_session_of(owner.user);
+    let recall = Recall {
+        engine,
+        log,
+        carrier,
+        caller: &caller,
+        owner: &owner,
+        payloads: &payloads,
+        conversation: &conversation,
+    };
+    // Reading and comparing sessions ends with the call; only what it changes goes on without it.
+    let permit = engine.inner().session_searches.line_up(&call.caller, 1);
+    let permit = permit.await;
+    let place = recall.find().await.map_err(|error| (error, None))?;
+    drop(permit);
+    let (own, log) = (engine.clone(), Arc::clone(log));
     let work = async move {
-        let caller = &call.caller.in_session_of(owner.user);
-        let recall = Recall {
-            engine: &own,
-            log: &log,
-            carrier,
-            caller,
-            owner: &owner,
-            payloads: &payloads,
-            conversation: &conversation,
-        };
-        let place = recall.find().await.map_err(|error| (error, None))?;
         let (session, context) = match place {
             RecalledSession::Known(session) => (Ok(session), None),
             RecalledSession::Fork(origin, at) => {
-                (sessions::fork(&own, caller, origin, at).await, None)
+                let fork = sessions::fork(&own, &caller, origin, at).await;
+                if let Ok(fork) = fork {
+                    log.follow_fork(origin, fork);
+                }
+                (fork, None)
             }
             RecalledSession::New => {
                 let created = sessions::create(&own, &call, new).await;

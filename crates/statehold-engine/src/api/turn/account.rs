@@ -220,12 +220,12 @@ impl TurnLedger {
 
 fn usage_of(stored: &StoredRecord, item: &Item) -> TokenUsage {
     #[derive(Deserialize)]
-    struct Data {
+    struct UsageData {
         usage: Option<TokenUsage>,
     }
     let body: ItemBody = parse(payload(stored, item.body));
     let data = body
         .data
-        .and_then(|data| serde_json::from_str::<Data>(data.get()).ok());
+        .and_then(|data| serde_json::from_str::<UsageData>(data.get()).ok());
     data.and_then(|data| data.usage).unwrap_or_default()
 }

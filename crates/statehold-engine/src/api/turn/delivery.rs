@@ -85,6 +85,18 @@ impl DeliveryLog {
         }
     }
 
+    /// Owes the clients of a fork the answers of turns that they know as paused in its origin.
+    pub(super) fn follow_fork(&self, origin: SessionId, fork: SessionId) {
+        let paused = self.owed_in(origin).into_iter();
+        for (request, _) in paused.filter(|(_, was_paused)| *was_paused) {
+            self.begin(fork, request);
+            let mut entries = self.entries();
+            if let Some(turns) = entries.owed.get_mut(&fork) {
+                turns.insert(request, true);
+            }
+        }
+    }
+
     /// The turns of a session whose answer is owed, oldest first; true if the client knows them as paused.
     pub(super) fn owed_in(&self, session: SessionId) -> Vec<(RequestId, bool)> {
         let entries = self.entries();

@@ -12,22 +12,22 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::principal::Principal;
 use statehold_core::session::Owner;
 
-use self::told::{ToldSession, turns_of};
+use self::told::ToldSession;
+use super::DeliveryLog;
 use super::search::CONTINUED_MS;
-use super::{DeliveryLog, as_client};
 use crate::caller::Caller;
 use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::Act;
-use crate::read::{RequestDetail, own_page};
+use crate::read::RequestDetail;
 
 pub use self::message::{CarriedMessage, Conversation};
 
 /// How many requests with the message of a client are compared.
 const CANDIDATES_MAX: usize = 32;
-/// How many sessions that began with the same message are read: a repeat is about one of the newest.
-const FIRST_MAX: usize = 4;
+/// How many requests with the new message are compared: a repeat is about one of the newest.
+const REPEATS_MAX: usize = 4;
 /// How many messages of the user are looked up. Answers to questions start no requests, so the newest message
 /// may not be found.
 const LOOKED_UP_MAX: usize = 8;
@@ -35,8 +35,6 @@ const LOOKED_UP_MAX: usize = 8;
 const EXCHANGES_MAX: usize = 64;
 /// How many bytes of messages of all sessions of a call are read before it begins a new one.
 const CALL_BYTES_MAX: usize = 32 * 1024 * 1024;
-/// How many messages of a session are read to see whether it has one turn only.
-const FIRST_TURN_MAX: usize = 4;
 
 /// The session in which a conversation continues.
 pub(super) enum RecalledSession {
@@ -50,12 +48,36 @@ pub(super) enum RecalledSession {
 
 /// How the conversation of a call fits a session.
 enum Fit {
-    /// The session has received the new message already, and its answer is owed.
-    Repeat,
-    /// The client knows everything that was said.
-    Head,
+    /// The client knows everything that was said, and has the whole answer of this turn.
+    Head(Option<RequestId>),
     /// The session has later turns. It had this revision before the first of them.
     Past(u64),
+}
+
+/// How much of a conversation the messages before an input are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Coverage {
+    /// All of it, from its first turn.
+    Whole,
+    /// Its end: the client has cut off the beginning.
+    End,
+}
+
+/// A session that a conversation may continue. Lesser ones come first: a fit that is no guess, the whole
+/// conversation before its end, and the head of a session before an earlier revision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    is_guess: bool,
+    coverage: Coverage,
+    is_past: bool,
+}
+
+impl Rank {
+    const BEST: Self = Self {
+        is_guess: false,
+        coverage: Coverage::Whole,
+        is_past: false,
+    };
 }
 
 /// Looks for the session of one call.
@@ -89,118 +111,137 @@ impl Recall<'_> {
         {
             return Ok(RecalledSession::Known(session));
         }
-        let repeated = self.requests_with(&self.conversation.message).await?;
-        let earlier = &self.conversation.earlier;
-        if !earlier.iter().any(|message| message.is_users) {
-            return self.find_first(repeated).await;
+        let mut bytes = 0;
+        if let Some(session) = self.find_repeated(&mut bytes).await? {
+            return Ok(RecalledSession::Known(session));
         }
-        let (mut compared, mut bytes, mut head, mut past) = (0, 0, None, None);
+        let earlier = &self.conversation.earlier;
+        let (mut compared, mut best): (usize, Option<(Rank, SessionId, Fit)>) = (0, None);
         let users = (0..earlier.len()).rev().filter(|at| earlier[*at].is_users);
         for at in users.take(LOOKED_UP_MAX) {
             for (session, request) in self.requests_with(&earlier[at]).await? {
                 compared += 1;
-                if compared > CANDIDATES_MAX || bytes >= CALL_BYTES_MAX {
+                let is_best = best.as_ref().is_some_and(|(rank, ..)| *rank == Rank::BEST);
+                if compared > CANDIDATES_MAX || bytes >= CALL_BYTES_MAX || is_best {
                     break;
                 }
-                let fit = match self.fit(session, request, at, &mut bytes).await {
-                    // It was deleted meanwhile, or is not durable yet.
-                    Err(EngineError::NotFound) => None,
-                    fit => fit?,
-                };
-                let Some(fit) = fit else {
-                    continue;
-                };
-                match fit {
-                    Fit::Repeat => return Ok(RecalledSession::Known(session)),
-                    Fit::Head => head = head.or(Some(session)),
-                    Fit::Past(revision) => past = past.or(Some((session, revision))),
-                }
-                // Only a session with the new message can owe its answer.
-                if repeated.is_empty() && head.is_some() {
-                    break;
+                let fit = self.fit(session, request, at, &mut bytes).await;
+                // Among equal ones the newest wins.
+                if let Some((rank, fit)) = unless_gone(fit)?
+                    && best.as_ref().is_none_or(|(known, ..)| rank < *known)
+                {
+                    best = Some((rank, session, fit));
                 }
             }
-            if head.is_some() || past.is_some() {
+            if best.is_some() {
                 break;
             }
         }
-        Ok(match (head, past) {
-            (Some(session), _) => RecalledSession::Known(session),
-            (None, Some((session, revision))) => RecalledSession::Fork(session, revision),
-            (None, None) => RecalledSession::New,
+        Ok(match best {
+            Some((_, session, Fit::Head(answered))) => {
+                // An earlier process may have delivered the answer that the client carries.
+                if let Some(request) = answered {
+                    self.log.note_sent(session, request);
+                }
+                RecalledSession::Known(session)
+            }
+            Some((_, session, Fit::Past(revision))) => RecalledSession::Fork(session, revision),
+            None => RecalledSession::New,
         })
     }
 
-    /// The session that a first message began, if its turn is live, its answer is owed, or it failed a short
-    /// time ago.
-    async fn find_first(
-        &self,
-        repeated: Vec<(SessionId, RequestId)>,
-    ) -> Result<RecalledSession, EngineError> {
-        let engine = self.engine;
-        let reader = as_client(self.caller);
-        for (session, request) in repeated.into_iter().take(FIRST_MAX) {
-            let detail = match engine.request(&reader, request).await {
-                Err(EngineError::NotFound) => continue,
-                detail => detail?,
-            };
-            let said = own_page(FIRST_TURN_MAX, |page| {
-                engine.transcript(&reader, session, None, page)
-            });
-            let said = turns_of(&said.await?.items).0;
-            let is_only = detail.request.number() == 1 && said.len() == 1;
-            if !is_only {
-                continue;
+    /// The session that has received the same call before, if its turn is live, its answer is owed, or it
+    /// failed a short time ago.
+    async fn find_repeated(&self, bytes: &mut usize) -> Result<Option<SessionId>, EngineError> {
+        let repeated = self.requests_with(&self.conversation.message).await?;
+        for (session, request) in repeated.into_iter().take(REPEATS_MAX) {
+            if *bytes >= CALL_BYTES_MAX {
+                break;
             }
-            let state = engine.durable_state(session).await?;
-            let is_live = !state.requests.is_empty() || !self.log.owed_in(session).is_empty();
-            let failed = state.tasks.values().find_map(|task| task.failed);
-            let failed = match failed {
-                Some(failed) => engine.inner().store.ended_request(failed).await?,
-                None => None,
-            };
-            let may_continue =
-                failed.is_some_and(|failed| failed.ended_at.plus_ms(CONTINUED_MS) >= engine.now());
-            if is_live || may_continue || is_open(self.log, session, &detail) {
-                return Ok(RecalledSession::Known(session));
+            let is_repeat = self.is_repeat(session, request, bytes).await;
+            if unless_gone(is_repeat.map(Some))? == Some(true) {
+                return Ok(Some(session));
             }
         }
-        Ok(RecalledSession::New)
+        Ok(None)
     }
 
-    /// How the conversation fits a session in which the message `at` began a request. Adds the bytes of the
-    /// messages it reads to `bytes`.
+    /// Whether a request with the new message is the turn of an earlier attempt of this call.
+    async fn is_repeat(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        bytes: &mut usize,
+    ) -> Result<bool, EngineError> {
+        let earlier = &self.conversation.earlier;
+        let Some((mut told, turn)) = self.told(session, request, earlier, bytes).await? else {
+            return Ok(false);
+        };
+        let follows_same = if earlier.iter().any(|message| message.is_users) {
+            told.precedes(turn, earlier).await?.is_some()
+        } else {
+            // A first message repeats another one only if nothing else was said.
+            told.is_whole && told.turns.len() == 1
+        };
+        Ok(follows_same && !told.is_guess && told.is_unanswered(turn).await?)
+    }
+
+    /// The end of a session that the caller may continue, and the turn of a request in it. None if there is no
+    /// such turn.
+    async fn told(
+        &self,
+        session: SessionId,
+        request: RequestId,
+        older: &[CarriedMessage],
+        bytes: &mut usize,
+    ) -> Result<Option<(ToldSession<'_>, usize)>, EngineError> {
+        let authorised = self.engine.authorise(self.caller, session, &Act::Start);
+        authorised.await?;
+        if self.engine.durable_state(session).await?.closed {
+            return Ok(None);
+        }
+        let older = older.iter().filter(|message| message.is_users).count();
+        let mut told = ToldSession::new(self, session);
+        *bytes += told.read(request, older.min(EXCHANGES_MAX)).await?;
+        let turn = told.turns.iter().position(|turn| turn.request == request);
+        Ok(turn.map(|turn| (told, turn)))
+    }
+
+    /// How the conversation fits a session in which the message `at` began a request, and how well. Adds the bytes of the messages it reads to `bytes`.
     async fn fit(
         &self,
         session: SessionId,
         request: RequestId,
         at: usize,
         bytes: &mut usize,
-    ) -> Result<Option<Fit>, EngineError> {
-        let may_start = self.engine.authorise(self.caller, session, &Act::Start);
-        match may_start.await {
-            Err(EngineError::NotFound) => return Ok(None),
-            owner => owner?,
-        };
-        if self.engine.durable_state(session).await?.closed {
-            return Ok(None);
-        }
+    ) -> Result<Option<(Rank, Fit)>, EngineError> {
         let earlier = &self.conversation.earlier;
-        let older = earlier[..at].iter().filter(|message| message.is_users);
-        let mut told = ToldSession::new(self, session);
-        *bytes += told.read(request, older.count().min(EXCHANGES_MAX)).await?;
-        let Some(turn) = told.turns.iter().position(|turn| turn.request == request) else {
+        let told = self.told(session, request, &earlier[..at], bytes).await?;
+        let Some((mut told, turn)) = told else {
             return Ok(None);
         };
-        let fits = told.follows(turn, &earlier[at + 1..]).await?
-            && told.precedes(turn, &earlier[..at]).await?;
-        if fits {
-            told.fit_after(turn, &self.conversation.message)
-                .await
-                .map(Some)
-        } else {
-            Ok(None)
+        if !told.follows(turn, &earlier[at + 1..]).await? {
+            return Ok(None);
         }
+        let Some(coverage) = told.precedes(turn, &earlier[..at]).await? else {
+            return Ok(None);
+        };
+        let fit = told.fit_after(turn).await?;
+        let rank = Rank {
+            is_guess: told.is_guess,
+            coverage,
+            is_past: matches!(fit, Fit::Past(_)),
+        };
+        Ok(Some((rank, fit)))
+    }
+}
+
+/// The result of comparing a session, or none if the session was deleted meanwhile, is not durable yet, or is
+/// damaged.
+fn unless_gone<T>(result: Result<Option<T>, EngineError>) -> Result<Option<T>, EngineError> {
+    match result {
+        Err(EngineError::NotFound | EngineError::Damaged(_)) => Ok(None),
+        result => result,
     }
 }
 

@@ -510,7 +510,7 @@ impl<'a> TurnSearch<'a> {
 /// Whether a turn failed in a way that may pass.
 fn is_transient(detail: &RequestDetail) -> bool {
     #[derive(Default, Deserialize)]
-    struct Failure {
+    struct RecordedFailure {
         #[serde(default)]
         code: String,
     }
@@ -519,7 +519,7 @@ fn is_transient(detail: &RequestDetail) -> bool {
         let error = error_in(&stored.record.content.events, detail.request.id())?;
         payload(stored, error)
     });
-    let failure: Failure = parse(error);
+    let failure: RecordedFailure = parse(error);
     TRANSIENT.contains(&failure.code.as_str())
 }
 

@@ -8,7 +8,7 @@ use super::{COMPLETIONS, Scene, content, finished, setup, words};
 use crate::rig::{Rig, text, until};
 
 /// Waits until the server has noticed that a client is gone.
-async fn alone(scene: &Scene, connections: usize) {
+pub(super) async fn alone(scene: &Scene, connections: usize) {
     let open = &scene.rig.connections;
     until("the connection is closed", || async {
         let count = open.load(std::sync::atomic::Ordering::Relaxed);

@@ -451,6 +451,87 @@ async fn answer_a_question(scene: &Scene, mut window: Window) {
 }
 
 #[tokio::test]
+async fn a_session_that_fits_whole_comes_before_one_whose_end_fits() {
+    let scene = Scene::new().await;
+    let (mut one, mut two) = (Window::of(&scene.ann), Window::of(&scene.ann));
+    let second = two.turn(&scene, "thanks", "welcome").await;
+    one.turn(&scene, "my card is 1234", "noted").await;
+    let first = one.turn(&scene, "thanks", "welcome").await;
+    assert_ne!(first, second);
+    let call = two.user("what is my card?").send();
+    let request = scene.claim().await;
+    scene.complete(&request, "I do not know").await;
+    assert_eq!(two.show(call).await, second);
+    assert_eq!(one.turn(&scene, "what is my card?", "1234").await, first);
+}
+
+#[tokio::test]
+async fn a_question_may_be_answered_after_another_message() {
+    let scene = Scene::new().await;
+    let mut window = Window::of(&scene.ann);
+    let call = window.user("weather in Springfield?").send();
+    let asking = scene.claim().await;
+    let choices = json!({"enum": ["Illinois", "Massachusetts"]});
+    let hold =
+        json!({"kind": "question", "title": "Which Springfield?", "response_schema": choices});
+    scene.ask(&asking, hold).await;
+    let first = window.show(call).await;
+    let call = window.user("what's 4+2?").send();
+    let other = scene.claim().await;
+    scene.complete(&other, "6").await;
+    assert_eq!(window.show(call).await, first);
+    let call = window.user("Illinois").send();
+    let path = format!("/v1/requests/{}", text(&asking, "id"));
+    until("the question is answered", || async {
+        let request = scene.helper.get(&path).await.ok(200);
+        (request["status"] == "running").then_some(())
+    })
+    .await;
+    scene.complete(&asking, "sunny").await;
+    assert_eq!(window.show(call).await, first);
+    assert_eq!(window.turn(&scene, "what's 5+2?", "7").await, first);
+    assert_eq!(window.turn(&scene, "and 6+2?", "8").await, first);
+}
+
+#[tokio::test]
+async fn a_fork_is_told_what_came_of_a_pause_and_shows_its_tree() {
+    let scene = Scene::new().await;
+    let mut window = Window::of(&scene.ann);
+    let call = window.user("pay 5").send();
+    let paying = scene.claim().await;
+    let hold = scene.ask_approval(&paying).await;
+    let origin = window.show(call).await;
+    let mut edited = window.clone();
+    assert_eq!(window.turn(&scene, "how are you?", "waiting").await, origin);
+    let fork = edited.turn(&scene, "are you there?", "yes").await;
+    assert_ne!(fork, origin);
+    scene.approve(&hold).await;
+    scene.complete(&paying, "paid 5").await;
+    for (window, session) in [(&mut edited, &fork), (&mut window, &origin)] {
+        let call = window.user("done?").send();
+        let request = scene.claim().await;
+        scene.complete(&request, "yes").await;
+        let answer = finished(call).await;
+        assert_eq!(content(&answer), "paid 5\n\nyes");
+        assert_eq!(session_of(&answer), *session);
+    }
+    for session in [&fork, &origin] {
+        let path = format!("/v1/sessions/{session}/tree?limit=1");
+        let tree = scene.ann.get(&path).await.ok(200);
+        let before = tree["before"].as_u64().expect("an older page");
+        for before in (2..=before).rev() {
+            let path = format!("/v1/sessions/{session}/tree?limit=1&before={before}");
+            scene.ann.get(&path).await.ok(200);
+        }
+        let path = format!("/v1/sessions/{session}/tree");
+        let tree = scene.ann.get(&path).await.ok(200);
+        let count = |task: &Value| task["requests"].as_array().expect("a list").len();
+        let tasks = tree["tasks"].as_array().expect("a list");
+        assert_eq!(tasks.iter().map(count).sum::<usize>(), 3, "{tree}");
+    }
+}
+
+#[tokio::test]
 async fn a_failed_turn_does_not_end_the_conversation() {
     for keeps in [true, false] {
         let scene = Scene::new().await;
@@ -495,6 +576,71 @@ async fn a_window_does_not_enter_a_turn_of_another_that_has_no_answer() {
         assert_eq!(one.turn(&scene, "I am Ann", "hi, Ann").await, first);
         assert_ne!(text(&request, "session_id"), first, "fails: {fails}");
     }
+}
+
+#[tokio::test]
+async fn a_repeated_call_goes_on_in_the_fork_that_it_made() {
+    let scene = Scene::new().await;
+    let mut window = Window::of(&scene.ann);
+    window.turn(&scene, "hello", "hi").await;
+    let mut again = window.clone();
+    let origin = window.turn(&scene, "a joke?", "no").await;
+    let call = again.user("a joke?").send();
+    let request = scene.claim().await;
+    let fork = text(&request, "session_id");
+    assert_ne!(fork, origin);
+    let error = json!({"error": {"code": "agent_unreachable"}});
+    act(&scene.helper, &request, "fail", error).await.ok(200);
+    assert_eq!(finished(call).await.status, 502);
+    // The repeat continues the failed turn.
+    let call = again.send();
+    let request = scene.claim().await;
+    assert_eq!(text(&request, "session_id"), fork);
+    scene.complete(&request, "well …").await;
+    assert_eq!(again.show(call).await, fork);
+    // The answer arrived: the same call once more is another fork.
+    again.messages.pop();
+    again.messages.pop();
+    assert_ne!(again.turn(&scene, "a joke?", "so …").await, fork);
+}
+
+#[tokio::test]
+async fn after_a_restart_a_window_does_not_answer_the_question_of_another() {
+    let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
+    let (mut one, mut two) = (Window::of(&scene.ann), Window::of(&scene.ann));
+    let second = two.turn(&scene, "book a flight", "booked").await;
+    let call = one.user("book a flight").send();
+    let request = scene.claim().await;
+    let hold = json!({"kind": "question", "title": "Where to?"});
+    scene.ask(&request, hold).await;
+    let first = one.show(call).await;
+    assert_ne!(first, second);
+    let scene = scene.restarted().await;
+    two.who = scene.ann.clone();
+    assert_eq!(two.turn(&scene, "thanks", "welcome").await, second);
+    let path = format!("/v1/requests/{}", text(&request, "id"));
+    let request = scene.helper.get(&path).await.ok(200);
+    assert_eq!(request["status"], "held", "the question is open");
+}
+
+#[tokio::test]
+async fn a_large_picture_is_sent_once_although_its_answer_was_lost() {
+    let scene = Scene::new().await;
+    let mut window = Window::of(&scene.ann);
+    let picture = format!("data:image/png;base64,{}", "A".repeat(1_500_000));
+    window.user(json!([
+        {"type": "text", "text": "look"},
+        {"type": "image_url", "image_url": {"url": picture}},
+    ]));
+    let call = window.send();
+    let request = scene.claim().await;
+    call.abort();
+    drop(call.await);
+    super::lost::alone(&scene, 0).await;
+    scene.complete(&request, "nice").await;
+    let answer = finished(window.send()).await;
+    assert_eq!(content(&answer), "nice");
+    assert_eq!(session_of(&answer), text(&request, "session_id"));
 }
 
 #[tokio::test]

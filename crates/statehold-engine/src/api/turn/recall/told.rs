@@ -12,6 +12,7 @@ use super::Recall;
 use super::message::{CarriedMessage, plain};
 use crate::api::json::Raw;
 use crate::api::turn::as_client;
+use crate::api::turn::pause_text::hold_summary;
 use crate::bodies::{AttachmentBody, ItemBody, parse, text_of, text_of_value};
 use crate::caller::Caller;
 use crate::error::EngineError;
@@ -36,6 +37,42 @@ pub(super) struct ToldTurn {
     /// Messages that the client brought along when the session began.
     pub(super) context: Vec<CarriedMessage>,
     pub(super) answer: Option<String>,
+}
+
+/// The turns of some pages of messages, read from the newest message to the oldest. Keeps no payloads.
+#[derive(Default)]
+struct TurnReader {
+    /// Newest first.
+    turns: Vec<ToldTurn>,
+    /// Answers whose input was not read yet.
+    answers: BTreeMap<RequestId, String>,
+}
+
+impl TurnReader {
+    fn push(&mut self, item: &StoredItem) {
+        let request = item.placed.request;
+        match (item.placed.item.kind, item.placed.item.role) {
+            (ItemKind::Message, Some(Role::User)) => {
+                let mut turn = ToldTurn::of(item);
+                turn.answer = self.answers.remove(&request);
+                // The first message of a request is its input.
+                match self.turns.iter_mut().rfind(|turn| turn.request == request) {
+                    Some(known) => {
+                        turn.answer = known.answer.take().or(turn.answer);
+                        *known = turn;
+                    }
+                    None => self.turns.push(turn),
+                }
+            }
+            (ItemKind::Message, Some(Role::Assistant)) => {
+                self.answers.entry(request).or_insert_with(|| {
+                    let body: ItemBody = parse(item.body.as_deref());
+                    plain(&body.content.as_deref().map(text_of).unwrap_or_default())
+                });
+            }
+            _ => {}
+        }
+    }
 }
 
 impl ToldTurn {
@@ -80,10 +117,14 @@ pub(super) struct ToldSession<'a> {
     pub(super) turns: Vec<ToldTurn>,
     /// Whether the first of them is the first turn of the session.
     pub(super) is_whole: bool,
+    /// Whether a message was taken for a part of an answer that an earlier process sent, which cannot be known.
+    pub(super) is_guess: bool,
     /// Turns whose answer alone does not say what the client was told.
     details: BTreeMap<RequestId, RequestDetail>,
-    /// The holds of the session, and of those that it is a fork of.
+    /// The holds of the session, and of the sessions that it is a fork of.
     holds: BTreeMap<SessionId, Vec<HoldDetail>>,
+    /// The words about the pauses of turns.
+    pauses: BTreeMap<usize, Vec<String>>,
 }
 
 impl<'a> ToldSession<'a> {
@@ -94,8 +135,10 @@ impl<'a> ToldSession<'a> {
             session,
             turns: Vec::new(),
             is_whole: false,
+            is_guess: false,
             details: BTreeMap::new(),
             holds: BTreeMap::new(),
+            pauses: BTreeMap::new(),
         }
     }
 
@@ -107,29 +150,32 @@ impl<'a> ToldSession<'a> {
         before: usize,
     ) -> Result<usize, EngineError> {
         let engine = self.recall.engine;
-        let (mut items, mut next, mut bytes) = (Vec::new(), None, 0);
+        let (mut read, mut messages, mut next, mut bytes) = (TurnReader::default(), 0, None, 0);
         loop {
             let page = own_page(PAGE, |page| {
                 engine.transcript(&self.reader, self.session, next, page)
             });
             let page = page.await?;
-            let bodies = page.items.iter().filter_map(|item| item.body.as_ref());
-            bytes += bodies.map(Vec::len).sum::<usize>();
-            items.extend(page.items);
-            next = page.next;
-            let (turns, continued) = turns_of(&items);
-            self.turns = turns;
-            for (request, answer) in continued {
-                self.answer_first_attempt(request, answer).await?;
+            for item in &page.items {
+                bytes += usize::try_from(item.payload_bytes()).unwrap_or(usize::MAX);
+                read.push(item);
             }
-            self.is_whole = next.is_none();
-            let found = self.turns.iter().position(|turn| turn.request == request);
-            let has_enough = found.is_some_and(|found| found > before);
-            let is_enough = items.len() >= MESSAGES_MAX || bytes >= BYTES_MAX;
-            if self.is_whole || has_enough || is_enough {
-                return Ok(bytes);
+            messages += page.items.len();
+            next = page.next;
+            let found = read.turns.iter().position(|turn| turn.request == request);
+            let has_enough = found.is_some_and(|found| read.turns.len() > found + before + 1);
+            let is_enough = messages >= MESSAGES_MAX || bytes >= BYTES_MAX;
+            if next.is_none() || has_enough || is_enough {
+                break;
             }
         }
+        self.is_whole = next.is_none();
+        self.turns = read.turns;
+        self.turns.reverse();
+        for (request, answer) in read.answers {
+            self.answer_first_attempt(request, answer).await?;
+        }
+        Ok(bytes)
     }
 
     /// Gives the answer of a request to the turn that it continued.
@@ -199,29 +245,15 @@ impl<'a> ToldSession<'a> {
         };
         Ok(self.holds[&session].iter().filter(is_its).collect())
     }
-}
 
-/// The turns in some items, which are newest first, and the answers whose input is not among them.
-pub(super) fn turns_of(items: &[StoredItem]) -> (Vec<ToldTurn>, BTreeMap<RequestId, String>) {
-    let mut turns: Vec<ToldTurn> = Vec::new();
-    let mut continued = BTreeMap::new();
-    for item in items.iter().rev() {
-        let placed = &item.placed;
-        let known = turns
-            .iter_mut()
-            .rfind(|turn| turn.request == placed.request);
-        match (placed.item.kind, placed.item.role, known) {
-            (ItemKind::Message, Some(Role::User), None) => turns.push(ToldTurn::of(item)),
-            (ItemKind::Message, Some(Role::Assistant), known) => {
-                let body: ItemBody = parse(item.body.as_deref());
-                let text = body.content.as_deref().map(text_of).unwrap_or_default();
-                match known {
-                    Some(turn) => turn.answer = Some(plain(&text)),
-                    None => drop(continued.insert(placed.request, plain(&text))),
-                }
-            }
-            _ => {}
+    /// The words about the pauses of a turn.
+    pub(super) async fn pauses_of(&mut self, turn: usize) -> Result<&[String], EngineError> {
+        if !self.pauses.contains_key(&turn) {
+            let holds = self.holds_of(turn).await?;
+            let pauses = holds.iter().map(|hold| plain(&hold_summary(hold)));
+            let pauses = pauses.collect();
+            self.pauses.insert(turn, pauses);
         }
+        Ok(&self.pauses[&turn])
     }
-    (turns, continued)
 }
