@@ -22,7 +22,7 @@ use crate::api::hold::HoldCountsView;
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::read::{Page, SCAN_MAX, SCAN_STEP};
+use crate::read::{OWN_PAGE_BYTES_MAX, Page, SCAN_MAX, SCAN_STEP};
 
 /// How many open holds one count reads.
 const COUNT_MAX: usize = 10_000;
@@ -107,6 +107,28 @@ fn missing_role(caller: &Caller, hold: &Hold, owner: UserId) -> Option<Name> {
         DecideBy::User => Role::Client.name().parse().expect("client is a name"),
     };
     (!has).then_some(role)
+}
+
+/// The first holds of a page, as many as their payloads allow and one at least, and the position of the next page.
+fn fitting_page(
+    mut rows: Vec<HoldSummary>,
+    next: Option<HoldPlace>,
+) -> (Vec<HoldSummary>, Option<HoldPlace>) {
+    let mut room = OWN_PAGE_BYTES_MAX;
+    let fitting = rows.iter().take_while(|row| {
+        let decided = row.decision.and_then(|(decision, _)| decision.body);
+        let bodies = [row.hold.body, decided].into_iter().flatten();
+        let left = room.checked_sub(bodies.map(|body| u64::from(body.bytes)).sum());
+        room = left.unwrap_or(0);
+        left.is_some()
+    });
+    let fitting = fitting.count().max(1);
+    if fitting >= rows.len() {
+        return (rows, next);
+    }
+    rows.truncate(fitting);
+    let next = rows.last().map(|row| row.place);
+    (rows, next)
 }
 
 /// The only user whose holds the caller may see, if there is only one.
@@ -198,6 +220,7 @@ impl Engine {
                 break query.after;
             }
         };
+        let (rows, next) = fitting_page(rows, next);
         let entries = sound(rows, |rows| self.hold_details(caller, rows)).await?;
         Ok(Page { entries, next })
     }

@@ -28,7 +28,7 @@ pub(crate) const SCAN_MAX: usize = 2_000;
 pub(crate) const SCAN_STEP: usize = 200;
 
 /// The size of the pages that the engine reads for itself.
-const OWN_PAGE_BYTES_MAX: u64 = 1024 * 1024;
+pub(crate) const OWN_PAGE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Reads a page of at most `entries` for the engine itself. An entry that is too long for it gets a page of its
 /// own.

@@ -279,7 +279,7 @@ pub fn place_of(stored: &[u8]) -> Result<Option<BodyPlace>, CodecError> {
     }
 }
 
-type Kept<T> = std::thread::LocalKey<RefCell<Option<T>>>;
+type ReusedContext<T> = std::thread::LocalKey<RefCell<Option<T>>>;
 
 thread_local! {
     // A fresh context costs more than compressing a payload of a few kilobytes.
@@ -295,7 +295,7 @@ fn compress(bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn compress_with(
-    compressor: &'static Kept<Compressor<'static>>,
+    compressor: &'static ReusedContext<Compressor<'static>>,
     dictionary: &[u8],
     bytes: &[u8],
 ) -> Option<Vec<u8>> {
@@ -322,7 +322,7 @@ fn decompress(bytes: &[u8], max: usize) -> Result<Vec<u8>, CodecError> {
 }
 
 fn decompress_with(
-    decompressor: &'static Kept<Decompressor<'static>>,
+    decompressor: &'static ReusedContext<Decompressor<'static>>,
     dictionary: &[u8],
     bytes: &[u8],
     max: usize,

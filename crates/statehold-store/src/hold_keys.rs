@@ -94,7 +94,7 @@ pub struct HoldKeyFile {
 struct Slots {
     /// None until there is a key to keep.
     file: Option<Arc<File>>,
-    keys: BTreeMap<HoldId, Kept>,
+    keys: BTreeMap<HoldId, StoredHoldKey>,
     by_request: BTreeSet<(RequestId, HoldId)>,
     free: BTreeSet<usize>,
     /// How many slots the file has.
@@ -104,7 +104,7 @@ struct Slots {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct StoredHoldKey {
     slot: usize,
     request: RequestId,
     key: HoldKey,
@@ -163,7 +163,7 @@ impl HoldKeys for HoldKeyFile {
             write_slot(&file, slot, &encode(hold, request, &key))?;
             slots.free.remove(&slot);
             slots.count = slots.count.max(slot + 1);
-            let kept = Kept {
+            let kept = StoredHoldKey {
                 slot,
                 request,
                 key: key.clone(),
@@ -250,7 +250,7 @@ impl Slots {
                     HoldKeyFile::NAME
                 )));
             }
-            let kept = Kept {
+            let kept = StoredHoldKey {
                 slot,
                 request: RequestId::from_uuid(uuid_at(bytes, REQUEST_AT)),
                 key: HoldKey(array_at(bytes, KEY_AT)),
@@ -261,7 +261,7 @@ impl Slots {
         Ok(())
     }
 
-    fn insert(&mut self, hold: HoldId, kept: Kept) {
+    fn insert(&mut self, hold: HoldId, kept: StoredHoldKey) {
         self.by_request.insert((kept.request, hold));
         self.keys.insert(hold, kept);
     }

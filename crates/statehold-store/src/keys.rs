@@ -67,7 +67,7 @@ pub trait PayloadKeys: KnownKeys + 'static {
 
 /// A key and its creation time.
 #[derive(Debug, Clone)]
-struct Kept {
+struct UserKey {
     key: PayloadKey,
     since: Timestamp,
 }
@@ -76,7 +76,7 @@ struct Kept {
 #[derive(Debug)]
 pub struct KeyFile {
     path: PathBuf,
-    keys: Mutex<BTreeMap<String, Kept>>,
+    keys: Mutex<BTreeMap<String, UserKey>>,
 }
 
 impl KeyFile {
@@ -164,7 +164,7 @@ impl KeyFile {
         Ok(true)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Kept>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, UserKey>> {
         // A panic elsewhere cannot leave the map half changed: every change is one insert or remove.
         self.keys
             .lock()
@@ -193,7 +193,7 @@ impl PayloadKeys for KeyFile {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
         let key = PayloadKey::from_bytes(bytes);
-        let kept = Kept {
+        let kept = UserKey {
             key: key.clone(),
             since: now(),
         };
@@ -209,16 +209,16 @@ impl PayloadKeys for KeyFile {
     }
 }
 
-fn line(owner: &str, kept: &Kept) -> String {
+fn line(owner: &str, kept: &UserKey) -> String {
     let key = HEXLOWER.encode(kept.key.expose());
     format!("{owner} {key} {}\n", kept.since.as_micros())
 }
 
-fn parse_line(line: &str) -> Option<(String, Kept)> {
+fn parse_line(line: &str) -> Option<(String, UserKey)> {
     let mut words = line.split(' ');
     let (owner, key, since) = (words.next()?, words.next()?, words.next()?);
     let key: [u8; 32] = HEXLOWER.decode(key.as_bytes()).ok()?.try_into().ok()?;
-    let kept = Kept {
+    let kept = UserKey {
         key: PayloadKey::from_bytes(key),
         since: Timestamp::from_micros(since.parse().ok()?),
     };

@@ -402,8 +402,8 @@ impl_store! {
             tables.sessions.get(&session)?.state_at(revision);
         fn kept_revision(session: SessionId, revision: u64) -> u64 =
             tables.of(session, |kept| kept.kept_revision(revision)).unwrap_or(revision);
-        fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>> =
-            places.iter().map(|(session, revision)| tables.record_at(*session, *revision)).collect();
+        fn records_at(places: Vec<(SessionId, u64)>, bytes_max: u64) -> Vec<Option<StoredRecord>> =
+            tables.records_at(&places, bytes_max);
 
         fn memory(session: SessionId, query: MemoryQuery) -> MemoryPage =
             tables.of(session, |kept| kept.memory(&query)).unwrap_or_default();
@@ -559,7 +559,7 @@ impl_store! {
         expected: Option<TenantHead>,
         keys: Arc<dyn KnownKeys>,
     ) -> Result<CheckReport, StoreError> {
-        let snapshot = verify::Snapshot::take(&*self.lock()?, &tenant);
+        let snapshot = verify::TenantSnapshot::take(&*self.lock()?, &tenant);
         // The check works on a copy and yields now and then, so commits continue meanwhile.
         Ok(snapshot.check(&tenant, expected, &*keys).await)
     }

@@ -472,10 +472,12 @@ pub trait Store: Send + Sync + 'static {
     -> Result<Vec<Vec<LineageStep>>, StoreError>;
 
     /// Single records of any sessions, each verified against the chain, in the order asked for. None
-    /// for a revision that is not there.
+    /// for a revision that is not there. The page ends before the record with which it would have more than
+    /// `bytes_max`; it has one record at least.
     async fn records_at(
         &self,
         places: Vec<(SessionId, u64)>,
+        bytes_max: u64,
     ) -> Result<Vec<Option<StoredRecord>>, StoreError>;
 
     /// How many open holds there are in the sessions of a user, counted up to `limit`.

@@ -53,7 +53,7 @@ use crate::port::{
     SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
     StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
 };
-use erase::Erased;
+use erase::ErasedRows;
 use readers::Readers;
 use snapshot::Snapshot;
 use tail::{RowReader, Tail};
@@ -355,8 +355,8 @@ impl_store! {
             log::load_at(conn, session, revision);
         fn kept_revision(session: SessionId, revision: u64) of session -> u64 =
             memory::kept_revision(conn, session, revision);
-        fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>> =
-            holds::records_at(conn, &places);
+        fn records_at(places: Vec<(SessionId, u64)>, bytes_max: u64) -> Vec<Option<StoredRecord>> =
+            holds::records_at(conn, &places, bytes_max);
 
         fn chain(session: SessionId, after: u64, limit: PageLimit) of session -> Vec<Record> =
             log::chain(conn, session, after, limit);
@@ -530,23 +530,23 @@ impl_store! {
         expected: Option<TenantHead>,
         keys: Arc<dyn KnownKeys>,
     ) -> Result<CheckReport, StoreError> {
-        let task = verify::Task {
+        let job = verify::VerifyJob {
             tenant,
             expected,
             keys,
         };
-        self.verifier.verify(task).await
+        self.verifier.verify(job).await
     }
 
     async fn erase_some(&self, limit: PageLimit) -> Result<bool, StoreError> {
         let tail = Arc::clone(&self.tail);
         let erase = move |conn: &mut Connection| erase::some(conn, limit, &tail);
         let removed = self.writer.run(limit.bytes, erase).await?;
-        if removed == Erased::Last && !self.verifier.delays_folding() {
+        if removed == ErasedRows::Last && !self.verifier.delays_folding() {
             // Removed payloads would stay readable in the log of the engine below until it wraps.
             self.writer.fold_log().await?;
         }
-        Ok(removed == Erased::Some)
+        Ok(removed == ErasedRows::Some)
     }
 
     async fn intern_user(

@@ -185,7 +185,7 @@ store_of_disk! {
     fn held_by(requests: Vec<RequestId>) -> Vec<HoldSummary>;
     fn hold_changes(tenant: Name, after: u64, limit: usize) -> (Vec<HoldChange>, u64);
     fn lineages(requests: Vec<RequestId>) -> Vec<Vec<LineageStep>>;
-    fn records_at(places: Vec<(SessionId, u64)>) -> Vec<Option<StoredRecord>>;
+    fn records_at(places: Vec<(SessionId, u64)>, bytes_max: u64) -> Vec<Option<StoredRecord>>;
     fn open_holds_of_user(tenant: Name, user: UserId, limit: usize) -> usize;
     fn claimable(tenant: Name, agent: Name, user: Option<UserId>, limit: usize) -> Vec<(SessionId, RequestId)>;
     fn due(now: Timestamp, limit: usize) -> Vec<Due>;

@@ -126,18 +126,18 @@ impl Schema {
 struct Sizes<'a> {
     schema: &'a Value,
     /// By the pointer of a part. None while it is being measured: finding it again means a cycle.
-    known: BTreeMap<String, Option<Extent>>,
+    known: BTreeMap<String, Option<SchemaSize>>,
 }
 
 /// The number of parts and levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Extent {
+struct SchemaSize {
     parts: usize,
     levels: usize,
 }
 
 impl Sizes<'_> {
-    fn of(&mut self, part: &Value, path: &str, depth: usize) -> Result<Extent, FieldError> {
+    fn of(&mut self, part: &Value, path: &str, depth: usize) -> Result<SchemaSize, FieldError> {
         let too_deep = || {
             let what = "a schema nests at most 64 levels, references included";
             Err(FieldError::new(path, what))
@@ -145,11 +145,11 @@ impl Sizes<'_> {
         if depth > SCHEMA_DEPTH_MAX {
             return too_deep();
         }
-        let mut extent = Extent {
+        let mut extent = SchemaSize {
             parts: 1,
             levels: 1,
         };
-        let mut add = |below: Extent| {
+        let mut add = |below: SchemaSize| {
             extent.parts += below.parts;
             extent.levels = extent.levels.max(below.levels + 1);
         };
@@ -183,7 +183,7 @@ impl Sizes<'_> {
         value: &Value,
         path: &str,
         depth: usize,
-    ) -> Result<Extent, FieldError> {
+    ) -> Result<SchemaSize, FieldError> {
         match (name, value) {
             ("$ref", Value::String(target)) => self.of_target(target, path, depth),
             ("$dynamicRef" | "$recursiveRef" | "$dynamicAnchor" | "$anchor", _)
@@ -200,7 +200,12 @@ impl Sizes<'_> {
         }
     }
 
-    fn of_target(&mut self, target: &str, path: &str, depth: usize) -> Result<Extent, FieldError> {
+    fn of_target(
+        &mut self,
+        target: &str,
+        path: &str,
+        depth: usize,
+    ) -> Result<SchemaSize, FieldError> {
         let Some(pointer) = target
             .strip_prefix('#')
             .filter(|rest| rest.starts_with('/') && !rest.contains('%'))

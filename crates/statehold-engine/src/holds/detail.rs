@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use statehold_core::digest::Digest;
+use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::hold::{Hold, HoldKind, WhyNot};
 use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
@@ -20,6 +20,7 @@ use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::sealed::OpenedArgs;
+use crate::read::OWN_PAGE_BYTES_MAX;
 
 /// An open or decided hold with the text that people read.
 #[derive(Debug, Clone)]
@@ -86,6 +87,14 @@ fn group_of(body: Option<&[u8]>) -> Option<String> {
     serde_json::from_slice::<GroupWord>(body?).ok()?.group_id
 }
 
+/// A payload of a record: session, revision, and its name if the record has it.
+pub(crate) type WantedPayload = (SessionId, u64, Option<BodyRef>);
+
+/// The payload of a hold, in the record that opened it.
+fn opening(row: &HoldSummary) -> WantedPayload {
+    (row.session.id, row.hold.opened_at, row.hold.body)
+}
+
 /// The users of sessions, and the people who decided or approved, behind some holds.
 fn people_in(rows: &[HoldSummary]) -> BTreeSet<UserId> {
     let mut people = BTreeSet::new();
@@ -114,12 +123,12 @@ impl Engine {
                 return Ok(Vec::new());
             }
             let store = &self.inner().store;
-            let opened = rows.iter().map(|row| (row.session.id, row.hold.opened_at));
-            let decided = rows
-                .iter()
-                .filter_map(|row| Some((row.session.id, row.decision?.1)));
-            let places: BTreeSet<(SessionId, u64)> = opened.chain(decided).collect();
-            let records = self.records_of(places).await?;
+            let decided = rows.iter().filter_map(|row| {
+                let (decision, at) = row.decision?;
+                Some((row.session.id, at, decision.body))
+            });
+            let wanted = rows.iter().map(opening).chain(decided);
+            let records = self.records_of(wanted.collect()).await?;
             let asking: BTreeSet<RequestId> = rows.iter().map(|row| row.hold.request).collect();
             let asking: Vec<RequestId> = asking.into_iter().collect();
             let lineages = store.lineages(asking.clone()).await?;
@@ -196,8 +205,8 @@ impl Engine {
         group: &str,
         rows: Vec<HoldSummary>,
     ) -> Result<Vec<HoldSummary>, EngineError> {
-        let places = rows.iter().map(|row| (row.session.id, row.hold.opened_at));
-        let records = self.records_of(places.collect()).await?;
+        let records = self.records_of(rows.iter().map(opening).collect());
+        let records = records.await?;
         let mut rows = rows;
         rows.retain(|row| {
             let record = records.get(&(row.session.id, row.hold.opened_at));
@@ -219,8 +228,8 @@ impl Engine {
         let held = self.inner().store.held_by(requests.into_iter().collect());
         let mut held = held.await?;
         held.retain(|row| Reach::of(caller, row).sees);
-        let places = held.iter().map(|row| (row.session.id, row.hold.opened_at));
-        let records = self.records_of(places.collect()).await?;
+        let records = self.records_of(held.iter().map(opening).collect());
+        let records = records.await?;
         for row in held {
             let record = records.get(&(row.session.id, row.hold.opened_at));
             let Some(id) = group_of(payload(record, row.hold.body)) else {
@@ -239,19 +248,34 @@ impl Engine {
         Ok(groups)
     }
 
-    /// Reads records in one query.
+    /// Reads records, each with no payload but the wanted ones, in as few queries as their bytes allow.
     pub(crate) async fn records_of(
         &self,
-        places: BTreeSet<(SessionId, u64)>,
+        wanted: BTreeSet<WantedPayload>,
     ) -> Result<BTreeMap<(SessionId, u64), StoredRecord>, EngineError> {
-        if places.is_empty() {
-            return Ok(BTreeMap::new());
+        let places: BTreeSet<_> = wanted
+            .iter()
+            .map(|(session, at, _)| (*session, *at))
+            .collect();
+        let mut places: Vec<(SessionId, u64)> = places.into_iter().collect();
+        let mut found = BTreeMap::new();
+        while !places.is_empty() {
+            let store = &self.inner().store;
+            let records = store.records_at(places.clone(), OWN_PAGE_BYTES_MAX).await?;
+            let read = places.drain(..records.len()).zip(records);
+            for ((session, at), record) in read {
+                let Some(mut record) = record else {
+                    continue;
+                };
+                let names = record.record.bodies();
+                for (name, body) in names.iter().zip(&mut record.bodies) {
+                    if !wanted.contains(&(session, at, Some(*name))) {
+                        *body = None;
+                    }
+                }
+                found.insert((session, at), record);
+            }
         }
-        let places: Vec<(SessionId, u64)> = places.into_iter().collect();
-        let records = self.inner().store.records_at(places.clone()).await?;
-        let found = places.into_iter().zip(records);
-        Ok(found
-            .filter_map(|(place, record)| Some((place, record?)))
-            .collect())
+        Ok(found)
     }
 }

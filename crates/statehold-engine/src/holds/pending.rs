@@ -59,8 +59,9 @@ impl Engine {
         let total = holds.len();
         holds.sort_by_key(|hold| (hold.opened_at, hold.request, hold.number));
         holds.truncate(PENDING_MAX);
-        let places = holds.iter().map(|hold| (state.session, hold.opened_at));
-        let records = self.records_of(places.collect()).await?;
+        let wanted = holds.iter();
+        let wanted = wanted.map(|hold| (state.session, hold.opened_at, hold.body));
+        let records = self.records_of(wanted.collect()).await?;
         let told = holds.into_iter().map(|hold| {
             let lineage = lineage(state, hold.request);
             let record = records.get(&(state.session, hold.opened_at));

@@ -545,8 +545,9 @@ impl Store for GatedStore {
     async fn records_at(
         &self,
         places: Vec<(SessionId, u64)>,
+        bytes_max: u64,
     ) -> Result<Vec<Option<StoredRecord>>, StoreError> {
-        self.asked().records_at(places).await
+        self.asked().records_at(places, bytes_max).await
     }
 
     async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError> {

@@ -33,7 +33,7 @@ pub(crate) struct CompletionOut<'a> {
 #[schema(as = ChatChoice)]
 struct ChoiceOut<'a> {
     index: u8,
-    message: MessageView<'a>,
+    message: CompletionMessage<'a>,
     /// `stop`, or `tool_calls`.
     finish_reason: &'static str,
 }
@@ -41,7 +41,7 @@ struct ChoiceOut<'a> {
 /// The message of the agent.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ChatAnswer)]
-struct MessageView<'a> {
+struct CompletionMessage<'a> {
     role: &'static str,
     #[schema(value_type = NullableText)]
     content: Option<&'a str>,
@@ -126,12 +126,12 @@ impl UsageOut<'_> {
 #[derive(Debug, Serialize)]
 struct ChunkChoiceOut<'a> {
     index: u8,
-    delta: DeltaView<'a>,
+    delta: CompletionDelta<'a>,
     finish_reason: Option<&'static str>,
 }
 
 #[derive(Debug, Default, Serialize)]
-struct DeltaView<'a> {
+struct CompletionDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -255,7 +255,7 @@ impl CompletionWriter {
             model: &self.model,
             choices: [ChoiceOut {
                 index: 0,
-                message: MessageView {
+                message: CompletionMessage {
                     role: "assistant",
                     content: (!text.is_empty() || tool_calls.is_none()).then_some(&text),
                     tool_calls,
@@ -271,7 +271,7 @@ impl CompletionWriter {
 
     fn chunk(
         &self,
-        delta: DeltaView<'_>,
+        delta: CompletionDelta<'_>,
         finish_reason: Option<&'static str>,
         statehold: Option<StateholdOut>,
     ) -> Vec<u8> {
@@ -311,19 +311,19 @@ impl CompletionWriter {
 
     /// The chunk with which a stream begins.
     pub(crate) fn first(&self) -> Vec<u8> {
-        let delta = DeltaView {
+        let delta = CompletionDelta {
             role: Some("assistant"),
             content: Some(""),
-            ..DeltaView::default()
+            ..CompletionDelta::default()
         };
         self.chunk(delta, None, None)
     }
 
     /// A chunk of text.
     pub(crate) fn text(&self, text: &str) -> Vec<u8> {
-        let delta = DeltaView {
+        let delta = CompletionDelta {
             content: Some(text),
-            ..DeltaView::default()
+            ..CompletionDelta::default()
         };
         self.chunk(delta, None, None)
     }
@@ -331,7 +331,7 @@ impl CompletionWriter {
     /// A chunk that reports a pause; the stream continues with the turn.
     pub(crate) fn paused(&self, via: Vec<String>, holds: &[HoldDetail]) -> Vec<u8> {
         let statehold = self.statehold(via, holds);
-        self.chunk(DeltaView::default(), None, Some(statehold))
+        self.chunk(CompletionDelta::default(), None, Some(statehold))
     }
 
     /// The last chunk.
@@ -345,10 +345,10 @@ impl CompletionWriter {
             call
         });
         let has_calls = ending.answer.tool_calls.is_some();
-        let delta = DeltaView {
+        let delta = CompletionDelta {
             tool_calls: has_calls.then(|| calls.collect()),
             custom_content: ending.custom(),
-            ..DeltaView::default()
+            ..CompletionDelta::default()
         };
         let statehold = self.statehold(ending.account.via.clone(), &ending.holds);
         self.chunk(delta, Some(ending.finish_reason()), Some(statehold))

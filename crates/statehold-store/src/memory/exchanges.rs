@@ -13,7 +13,7 @@ use super::history::events;
 use crate::port::{MemoryPage, MemoryQuery, StoredExchange, StoredItem};
 
 /// An exchange, and the record that ended it.
-struct Ended {
+struct ExchangeEnd {
     exchange: EndedExchange,
     record: u64,
     at: Timestamp,
@@ -39,7 +39,7 @@ impl Session {
     pub(super) fn memory(&self, query: &MemoryQuery) -> MemoryPage {
         let ended = self.ended_exchanges();
         let find = |memory: Memory| {
-            let is_it = |ended: &&Ended| {
+            let is_it = |ended: &&ExchangeEnd| {
                 (ended.record, ended.exchange.request) == (memory.record, memory.request)
             };
             ended.iter().find(is_it)
@@ -83,7 +83,7 @@ impl Session {
     }
 
     /// All exchanges that ever ended, rewound ones included.
-    fn ended_exchanges(&self) -> Vec<Ended> {
+    fn ended_exchanges(&self) -> Vec<ExchangeEnd> {
         let Some(first) = self.log.first() else {
             return Vec::new();
         };
@@ -93,7 +93,7 @@ impl Session {
             let content = &entry.record.content;
             let (after, changes) = project(&state, &entry.record);
             state = after;
-            ended.extend(changes.exchanges.into_iter().map(|exchange| Ended {
+            ended.extend(changes.exchanges.into_iter().map(|exchange| ExchangeEnd {
                 exchange,
                 record: content.seq,
                 at: content.at,

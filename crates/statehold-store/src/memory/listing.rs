@@ -51,6 +51,25 @@ impl Tables {
         self.sessions.get(&session)?.record_at(revision)
     }
 
+    /// Single records of any sessions, in the requested order, as many as fit and one at least.
+    pub(super) fn records_at(
+        &self,
+        places: &[(SessionId, u64)],
+        bytes_max: u64,
+    ) -> Vec<Option<StoredRecord>> {
+        let mut left = bytes_max;
+        let (mut found, places) = (Vec::new(), places.iter());
+        for record in places.map(|(session, revision)| self.record_at(*session, *revision)) {
+            let bytes = record.as_ref().map_or(0, StoredRecord::bytes);
+            if bytes > left && !found.is_empty() {
+                break;
+            }
+            left = left.saturating_sub(bytes);
+            found.push(record);
+        }
+        found
+    }
+
     /// The tenants that have sessions or an audit stream.
     pub(super) fn tenant_names(&self) -> Vec<Name> {
         let owners = self.owned().map(|(_, owner)| &owner.tenant);

@@ -21,12 +21,12 @@ use crate::keys::KnownKeys;
 use crate::port::StoredRecord;
 
 /// The data of one tenant at one moment. The records are shared, not copied.
-pub(super) struct Snapshot {
+pub(super) struct TenantSnapshot {
     sessions: Vec<(SessionId, Vec<Arc<Entry>>, SessionState)>,
     stream: Vec<TenantRecord>,
 }
 
-impl Snapshot {
+impl TenantSnapshot {
     pub(super) fn take(tables: &Tables, tenant: &Name) -> Self {
         let sessions = tables.sessions.iter().filter(|(_, session)| {
             let owner = session.state.owner.as_ref();

@@ -24,7 +24,7 @@ use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::tenant::TenantHead;
 
-use erased::Erased;
+use erased::ErasureCheck;
 use memories::Memories;
 
 use super::log::{self, SessionRow, Uuid16};
@@ -259,7 +259,7 @@ fn check_session(
     report.add_all(shortened);
     let mut state: Option<SessionState> = None;
     let mut facts = Facts::default();
-    let mut erased = Erased::default();
+    let mut erased = ErasureCheck::default();
     let mut memories = Memories::default();
     let (mut decided, mut results) = (Vec::new(), BTreeMap::new());
     let mut first = 1;

@@ -24,7 +24,7 @@ pub(super) fn name_of(payloads: ErasedPayloads) -> &'static str {
 
 /// How much there was to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Erased {
+pub(super) enum ErasedRows {
     /// Nothing.
     Nothing,
     /// Some, and there may be more.
@@ -50,18 +50,22 @@ pub(super) fn some(
     conn: &mut Connection,
     limit: PageLimit,
     tail: &Tail,
-) -> Result<Erased, StoreError> {
+) -> Result<ErasedRows, StoreError> {
     overwrite_pages(conn, true)?;
     let erased = some_rows(conn, limit, tail);
     overwrite_pages(conn, false)?;
     erased
 }
 
-fn some_rows(conn: &mut Connection, limit: PageLimit, tail: &Tail) -> Result<Erased, StoreError> {
+fn some_rows(
+    conn: &mut Connection,
+    limit: PageLimit,
+    tail: &Tail,
+) -> Result<ErasedRows, StoreError> {
     let place = corrupt_or_unavailable("removing payloads");
     let mut transaction = conn.transaction().map_err(&place)?;
     let mut changed = BTreeSet::new();
-    let mut erased = Erased::Nothing;
+    let mut erased = ErasedRows::Nothing;
     let mut left = limit.bytes;
     // The last session that is damaged: its payloads stay, and those of the sessions after it go.
     let mut damage: Option<(i64, StoreError)> = None;
@@ -70,7 +74,7 @@ fn some_rows(conn: &mut Connection, limit: PageLimit, tail: &Tail) -> Result<Era
             break;
         };
         let step = transaction.savepoint().map_err(&place)?;
-        let bytes_max = if erased == Erased::Nothing {
+        let bytes_max = if erased == ErasedRows::Nothing {
             u64::MAX
         } else {
             left
@@ -88,10 +92,10 @@ fn some_rows(conn: &mut Connection, limit: PageLimit, tail: &Tail) -> Result<Era
             }
             Err(error) => return Err(error),
         }
-        erased = Erased::Some;
+        erased = ErasedRows::Some;
     }
-    if erased == Erased::Some && next(&transaction, damage.as_ref())?.is_none() {
-        erased = Erased::Last;
+    if erased == ErasedRows::Some && next(&transaction, damage.as_ref())?.is_none() {
+        erased = ErasedRows::Last;
     }
     // A reader may have filled the tail since the record that removes them.
     tail.begin_group(changed.iter().copied());
@@ -99,7 +103,7 @@ fn some_rows(conn: &mut Connection, limit: PageLimit, tail: &Tail) -> Result<Era
     tail.end_erasure(changed);
     committed?;
     match damage {
-        Some((_, error)) if erased == Erased::Nothing => Err(error),
+        Some((_, error)) if erased == ErasedRows::Nothing => Err(error),
         _ => Ok(erased),
     }
 }

@@ -343,19 +343,31 @@ fn task_of(conn: &Connection, id: TaskId) -> Result<(u64, Name), StoreError> {
     Ok((task.number, task.agent))
 }
 
-/// Single records of any sessions, in the requested order.
+/// Single records of any sessions, in the requested order, as many as fit and one at least.
 pub(super) fn records_at(
     conn: &Connection,
     places: &[(SessionId, u64)],
+    bytes_max: u64,
 ) -> Result<Vec<Option<StoredRecord>>, StoreError> {
-    let mut found = Vec::with_capacity(places.len());
+    let (mut found, mut left) = (Vec::with_capacity(places.len()), bytes_max);
     for (session, revision) in places {
-        found.push(match revision.checked_sub(1) {
-            Some(after) => log::records(conn, *session, after, PageLimit::entries(1))
-                .map_err(|error| error.in_session(*session))?
-                .pop(),
+        let record = match revision.checked_sub(1) {
+            Some(after) => {
+                let read = |bytes| {
+                    let limit = PageLimit { entries: 1, bytes };
+                    log::records(conn, *session, after, limit)
+                };
+                let records = match read(left) {
+                    Err(StoreError::PageTooSmall { .. }) if !found.is_empty() => break,
+                    Err(StoreError::PageTooSmall { bytes }) => read(bytes),
+                    records => records,
+                };
+                records.map_err(|error| error.in_session(*session))?.pop()
+            }
             None => None,
-        });
+        };
+        left = left.saturating_sub(record.as_ref().map_or(0, StoredRecord::bytes));
+        found.push(record);
     }
     Ok(found)
 }

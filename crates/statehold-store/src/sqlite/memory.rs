@@ -27,7 +27,7 @@ use crate::port::{MemoryPage, MemoryQuery, StoreError, StoredExchange, StoredIte
 
 /// Where the newest exchange of a memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ExchangePlace {
     /// The row that ended it.
     pub(super) log: i64,
     /// The row with the private state that the memory gives back; 0 for none.
@@ -57,20 +57,27 @@ pub(super) fn load(conn: &Connection, pk: i64) -> Result<BTreeMap<AgentPath, Mem
 }
 
 /// Where each memory of a session is.
-pub(super) fn places(conn: &Connection, pk: i64) -> Result<BTreeMap<String, Place>, StoreError> {
+pub(super) fn places(
+    conn: &Connection,
+    pk: i64,
+) -> Result<BTreeMap<String, ExchangePlace>, StoreError> {
     let sql = "SELECT path, log, state FROM memory WHERE session = ?1";
     let rows = all(conn, sql, [pk], |row| {
         let (log, state) = (row.get(1)?, row.get(2)?);
-        Ok((row.get(0)?, Place { log, state }))
+        Ok((row.get(0)?, ExchangePlace { log, state }))
     })?;
     Ok(rows.into_iter().collect())
 }
 
 /// Where a memory is that is not, or not yet, in the table.
-fn seek(conn: &Connection, session: &SessionRow, memory: &Memory) -> Result<Place, StoreError> {
+fn seek(
+    conn: &Connection,
+    session: &SessionRow,
+    memory: &Memory,
+) -> Result<ExchangePlace, StoreError> {
     let row = log::seek(conn, session, memory.record)?;
     let link = row.exchange(memory.request, memory.exchanges)?;
-    Ok(Place {
+    Ok(ExchangePlace {
         log: row.id,
         state: link.state.map_or(0, |state| row.named(state)),
     })
@@ -119,12 +126,12 @@ fn place_before(
     found: Option<&SessionRow>,
     ended: &EndedExchange,
     known: &Memory,
-) -> Result<Place, StoreError> {
+) -> Result<ExchangePlace, StoreError> {
     if let Some(session) = found {
         let sql = "SELECT log, state FROM memory WHERE session = ?1 AND path = ?2";
         let place = first(conn, sql, (session.pk, ended.path.as_str()), |row| {
             let (log, state) = (row.get(0)?, row.get(1)?);
-            Ok(Place { log, state })
+            Ok(ExchangePlace { log, state })
         })?;
         return place.ok_or_else(|| damaged(format!("the memory of {}", ended.path), "no row"));
     }
@@ -214,7 +221,7 @@ fn write_one(
         let state = link
             .state
             .map_or(0, |state| if state == 0 { log } else { state });
-        Place { log, state }
+        ExchangePlace { log, state }
     } else {
         let session = log::session_by_pk(conn, pk)?;
         let session = session.ok_or_else(|| damaged("the table `session`", "no row"))?;

@@ -50,19 +50,19 @@ impl Drop for Reader {
 /// The queries that wait for a thread. A new one wakes one thread only.
 #[derive(Default)]
 struct Queue {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingQueries>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingQueries {
     queries: VecDeque<Query>,
     threads: usize,
     is_closed: bool,
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, WaitingQueries> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -22,7 +22,7 @@ type Key = (i64, Digest);
 
 /// Where a payload is stored.
 #[derive(Clone, Copy)]
-enum Place {
+enum PayloadPlace {
     Row(BodyPlace),
     Blob,
 }
@@ -30,7 +30,7 @@ enum Place {
 /// Payloads that were stored a short time ago.
 #[derive(Default)]
 pub(super) struct Recent {
-    places: HashMap<Key, Place>,
+    places: HashMap<Key, PayloadPlace>,
     /// The keys, oldest first.
     order: VecDeque<Key>,
 }
@@ -47,9 +47,9 @@ impl Recent {
         let mut known: Vec<(usize, Vec<u8>)> = Vec::new();
         for one in commit.once.iter().filter(|one| !one.is_blob) {
             let stored = match self.places.get(&(pk, one.digest)) {
-                Some(Place::Row(place)) => codec::reference(*place),
-                Some(Place::Blob) if count_blob(conn, user, &one.digest)? => codec::blob(),
-                Some(Place::Blob) | None => continue,
+                Some(PayloadPlace::Row(place)) => codec::reference(*place),
+                Some(PayloadPlace::Blob) if count_blob(conn, user, &one.digest)? => codec::blob(),
+                Some(PayloadPlace::Blob) | None => continue,
             };
             known.push((one.index as usize, stored));
         }
@@ -75,9 +75,9 @@ impl Recent {
             if let Entry::Vacant(fresh) = self.places.entry((pk, one.digest)) {
                 let (row, index) = (log, one.index);
                 fresh.insert(if one.is_blob {
-                    Place::Blob
+                    PayloadPlace::Blob
                 } else {
-                    Place::Row(BodyPlace { row, index })
+                    PayloadPlace::Row(BodyPlace { row, index })
                 });
                 self.order.push_back((pk, one.digest));
             }

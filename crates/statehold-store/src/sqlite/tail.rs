@@ -44,12 +44,12 @@ type Rows = Arc<Vec<Arc<LogRow>>>;
 /// The newest rows of sessions.
 pub(super) struct Tail {
     bytes_max: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<TailState>,
 }
 
 #[derive(Default)]
-struct Kept {
-    sessions: HashMap<SessionId, Entry>,
+struct TailState {
+    sessions: HashMap<SessionId, HotSession>,
     /// The sessions that the writer is committing to, and whether each had an entry when it began.
     committing: HashMap<SessionId, bool>,
     /// The requests that ended last, which never change, and their order.
@@ -64,7 +64,7 @@ struct Kept {
     gone: Vec<Rows>,
 }
 
-struct Entry {
+struct HotSession {
     /// Tells it from earlier entries of the session.
     made: u64,
     used: u64,
@@ -271,7 +271,7 @@ impl Tail {
     }
 
     /// Changes what is kept, and makes room. What goes is freed without the lock.
-    fn change<T>(&self, change: impl FnOnce(&mut Kept) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut TailState) -> T) -> T {
         let mut kept = self.lock();
         let changed = change(&mut kept);
         while kept.bytes > self.bytes_max
@@ -285,7 +285,7 @@ impl Tail {
         changed
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, TailState> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -299,9 +299,9 @@ struct NewRow {
     row: Arc<LogRow>,
 }
 
-impl Kept {
+impl TailState {
     /// The entry of a session that no commit is being written to.
-    fn settled(&mut self, session: SessionId) -> Option<&mut Entry> {
+    fn settled(&mut self, session: SessionId) -> Option<&mut HotSession> {
         let is_settled = !self.committing.contains_key(&session);
         is_settled.then(|| self.touch(session)).flatten()
     }
@@ -339,7 +339,7 @@ impl Kept {
     }
 
     /// The entry of a session, which becomes the last to go.
-    fn touch(&mut self, session: SessionId) -> Option<&mut Entry> {
+    fn touch(&mut self, session: SessionId) -> Option<&mut HotSession> {
         let entry = self.sessions.get_mut(&session)?;
         self.uses += 1;
         self.order.remove(&entry.used);
@@ -348,10 +348,10 @@ impl Kept {
         Some(entry)
     }
 
-    fn touch_or_make(&mut self, session: SessionId) -> &mut Entry {
+    fn touch_or_make(&mut self, session: SessionId) -> &mut HotSession {
         if !self.sessions.contains_key(&session) {
             self.uses += 1;
-            let entry = Entry {
+            let entry = HotSession {
                 made: self.uses,
                 used: self.uses,
                 rows: Rows::default(),

@@ -28,10 +28,10 @@ const STEPS_BETWEEN_LOOKS: i32 = 10_000;
 pub(super) struct Verifier {
     path: PathBuf,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    shared: Arc<Shared>,
+    shared: Arc<VerifierState>,
 }
 
-struct Shared {
+struct VerifierState {
     is_closing: AtomicBool,
     running: AtomicUsize,
     /// Whether a checkpoint was requested during a verification.
@@ -40,7 +40,7 @@ struct Shared {
 }
 
 /// One verification job.
-pub(super) struct Task {
+pub(super) struct VerifyJob {
     pub(super) tenant: Name,
     pub(super) expected: Option<TenantHead>,
     pub(super) keys: Arc<dyn KnownKeys>,
@@ -57,7 +57,7 @@ impl Drop for Abandon {
 
 impl Verifier {
     pub(super) fn new(path: PathBuf, folder: Folder) -> Self {
-        let shared = Shared {
+        let shared = VerifierState {
             is_closing: AtomicBool::new(false),
             running: AtomicUsize::new(0),
             wants_folding: AtomicBool::new(false),
@@ -79,7 +79,7 @@ impl Verifier {
         is_running
     }
 
-    pub(super) async fn verify(&self, task: Task) -> Result<CheckReport, StoreError> {
+    pub(super) async fn verify(&self, task: VerifyJob) -> Result<CheckReport, StoreError> {
         let is_abandoned = Arc::new(AtomicBool::new(false));
         let _abandon = Abandon(Arc::clone(&is_abandoned));
         let (reply, answer) = oneshot::channel();
@@ -111,7 +111,7 @@ impl Verifier {
     }
 }
 
-impl Shared {
+impl VerifierState {
     fn end_one(&self) {
         let is_last = self.running.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && self.wants_folding.swap(false, Ordering::AcqRel) {
@@ -133,9 +133,9 @@ impl Drop for Verifier {
 
 fn run(
     path: &Path,
-    shared: &Arc<Shared>,
+    shared: &Arc<VerifierState>,
     is_abandoned: Arc<AtomicBool>,
-    task: &Task,
+    task: &VerifyJob,
 ) -> Result<CheckReport, StoreError> {
     let mut conn = open(path)?;
     let closing = Arc::clone(shared);

@@ -540,7 +540,8 @@ pub(super) async fn single_records_are_read_as_they_stand_in_the_chain(store: Ar
         (fork.session(), 3),
         (fork.session(), 6),
     ];
-    let found = store.records_at(asked).await.expect(HEALTHY);
+    let found = store.records_at(asked.clone(), u64::MAX);
+    let found = found.await.expect(HEALTHY);
     let record = |driver: &Driver, revision: u64| -> Option<StoredRecord> {
         let index = usize::try_from(revision - 1).expect("a small number");
         driver.log.get(index).cloned()
@@ -555,4 +556,11 @@ pub(super) async fn single_records_are_read_as_they_stand_in_the_chain(store: Ar
         record(&fork, 6),
     ];
     assert_eq!(found, expected);
+    // A page has one record at least, and no second one beyond its bytes.
+    let first = expected[0].as_ref().expect("a record").bytes();
+    for (bytes_max, count) in [(0, 1), (first, 1), (u64::MAX, asked.len())] {
+        let page = store.records_at(asked.clone(), bytes_max);
+        let page = page.await.expect(HEALTHY);
+        assert_eq!(page, expected[..count], "{bytes_max} bytes");
+    }
 }

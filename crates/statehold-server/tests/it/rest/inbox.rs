@@ -143,6 +143,25 @@ async fn open_holds_come_by_urgency_and_are_filtered_before_the_page_is_cut() {
 }
 
 /// What makes no sense is refused, and a cursor is bound to the filter and order it was given for.
+#[tokio::test]
+async fn a_page_of_holds_ends_at_its_bytes_and_the_cursor_leads_on() {
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+        let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
+        let request = claimed(&ann, &helper, "helper").await;
+        let long = "x".repeat(700_000);
+        for title in ["one", "two", "three"] {
+            let mut hold = approval(title, &json!({}));
+            hold["action"]["args"] = json!({"text": long});
+            hold["items"] = json!([{"kind": "note", "name": "n", "data": {"text": long}}]);
+            act(&helper, &request, "holds", hold).await.ok(201);
+        }
+        let page = boss.get("/v1/holds?limit=10").await.ok(200);
+        assert_eq!(titles(&page).len(), 1, "each is longer than half a page");
+        assert_eq!(pages(&boss, "", 10).await, ["one", "two", "three"]);
+    }
+}
+
 async fn check_queries(boss: &Who) {
     for query in [
         "order=soon",

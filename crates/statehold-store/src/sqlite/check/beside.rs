@@ -24,7 +24,7 @@ type SharedKey = (String, String, Vec<u8>, String);
 
 /// The expected row of a shared key.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Shared {
+struct ExpectedValue {
     version: u64,
     /// The value, or nothing if the key was removed.
     value: Option<Vec<u8>>,
@@ -52,7 +52,7 @@ struct Pass {
     waypoints: BTreeSet<(i64, i64, i64, i64)>,
     rewinds: BTreeSet<(i64, i64, i64, i64)>,
     names: BTreeMap<i64, (Option<String>, Option<String>)>,
-    shared: BTreeMap<SharedKey, Shared>,
+    shared: BTreeMap<SharedKey, ExpectedValue>,
     /// The newest value of the key that was merged last; `shared` has none of it until another key is
     /// merged. Many small writes to one long value then cost no more than they bring.
     merging: Option<(SharedKey, Value)>,
@@ -453,7 +453,7 @@ impl Pass {
             }
             let value = packed.map(|packed| codec::unpack(&packed)).transpose();
             let found = value
-                .map(|value| Shared {
+                .map(|value| ExpectedValue {
                     version: from_sql(version),
                     value,
                     by,

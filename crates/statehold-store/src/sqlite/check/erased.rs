@@ -13,7 +13,7 @@ use crate::port::{StoreError, StoredRecord};
 
 /// The missing and remaining payloads of one session.
 #[derive(Default)]
-pub(super) struct Erased {
+pub(super) struct ErasureCheck {
     /// Some record of its own that lacks a payload which is not hidden, and one that lacks any.
     visible_gone: Option<u64>,
     any_gone: Option<u64>,
@@ -26,7 +26,7 @@ pub(super) struct Erased {
     removed: Option<ErasedPayloads>,
 }
 
-impl Erased {
+impl ErasureCheck {
     pub(super) fn note(&mut self, session: SessionId, stored: &StoredRecord) {
         let content = &stored.record.content;
         let events = content.events.iter();

@@ -11,7 +11,7 @@ use statehold_core::request::RequestOutcome;
 use statehold_core::session::SessionState;
 
 use super::super::log::{ExchangeLink, SessionRow, pack_exchanges};
-use super::super::memory::{self, Place};
+use super::super::memory::{self, ExchangePlace};
 use crate::check::{CheckReport, Problem};
 use crate::port::StoreError;
 
@@ -23,7 +23,7 @@ pub(super) struct Memories {
     /// The row in which each request last wrote private state.
     states: BTreeMap<RequestId, i64>,
     /// Where each exchange ended, by the record that ended it and the request.
-    ended: BTreeMap<(u64, RequestId), Place>,
+    ended: BTreeMap<(u64, RequestId), ExchangePlace>,
 }
 
 impl Memories {
@@ -67,7 +67,7 @@ impl Memories {
             .map(|before| before.state)
             .filter(|state| *state != 0);
         let state = own.or(inherited);
-        let place = Place {
+        let place = ExchangePlace {
             log: row,
             state: state.unwrap_or(0),
         };

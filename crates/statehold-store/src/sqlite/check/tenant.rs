@@ -31,7 +31,7 @@ pub(super) fn check(
     anchors: &mut Anchors,
     report: &mut CheckReport,
 ) -> Result<(), StoreError> {
-    let mut said = Streams::default();
+    let mut said = ExpectedKeys::default();
     let tenants = match extent.tenant {
         Some(tenant) => vec![tenant.to_string()],
         None => tenant::tenants(conn)?,
@@ -58,7 +58,7 @@ pub(super) fn check(
 
 /// The API keys and resume addresses according to the streams.
 #[derive(Default)]
-struct Streams {
+struct ExpectedKeys {
     keys: Said,
     addresses: Pushed,
 }
@@ -68,7 +68,7 @@ fn follow(
     conn: &Connection,
     name: &Name,
     stream: &mut StreamCheck,
-    said: &mut Streams,
+    said: &mut ExpectedKeys,
     anchors: &mut Anchors,
     report: &mut CheckReport,
 ) -> Result<bool, StoreError> {
