@@ -1,6 +1,8 @@
 //! Declarations of agents, models and tool servers. The configuration loader builds them; all other
 //! code only reads them.
 
+mod pipeline;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +16,11 @@ use statehold_core::scope::StateKey;
 use statehold_engine::{Credential, Schema};
 
 use crate::secrets::{SecretRedactor, has_password, is_named_secret};
+
+pub use pipeline::{
+    LoopLimitPolicy, LoopRule, PHASES_MAX, PhaseErrorPolicy, PhaseInput, PhaseSpec, PipelineSpec,
+    SeenAnswers,
+};
 
 /// Default timeout of one call.
 pub const TIMEOUT: Duration = Duration::from_mins(1);
@@ -106,6 +113,8 @@ pub enum AgentKind {
     Llm(Arc<LlmSpec>),
     /// A coordinator that chooses one agent per turn.
     Router(Arc<RouterSpec>),
+    /// A coordinator that runs agents one after another.
+    Pipeline(Arc<PipelineSpec>),
 }
 
 impl AgentKind {
@@ -117,6 +126,7 @@ impl AgentKind {
             Self::Conversations(_) => "conversations",
             Self::Llm(_) => "llm",
             Self::Router(_) => "router",
+            Self::Pipeline(_) => "pipeline",
         }
     }
 
@@ -125,9 +135,28 @@ impl AgentKind {
     pub fn default_sessions(&self) -> ChatSessions {
         match self {
             Self::Openai(_) => ChatSessions::None,
-            Self::Worker | Self::Conversations(_) | Self::Llm(_) | Self::Router(_) => {
-                ChatSessions::Auto
+            Self::Worker
+            | Self::Conversations(_)
+            | Self::Llm(_)
+            | Self::Router(_)
+            | Self::Pipeline(_) => ChatSessions::Auto,
+        }
+    }
+
+    /// The agents that a coordinator calls, each once. None for other kinds.
+    pub fn coordinated_agents(&self) -> Option<Vec<&Name>> {
+        match self {
+            Self::Router(router) => Some(router.agents.iter().collect()),
+            Self::Pipeline(pipeline) => {
+                let mut agents: Vec<&Name> = Vec::new();
+                for phase in &pipeline.phases {
+                    if !agents.contains(&&phase.agent) {
+                        agents.push(&phase.agent);
+                    }
+                }
+                Some(agents)
             }
+            Self::Worker | Self::Openai(_) | Self::Conversations(_) | Self::Llm(_) => None,
         }
     }
 

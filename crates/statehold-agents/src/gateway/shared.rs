@@ -7,6 +7,7 @@ use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::bodies::{Raw, text_of};
 
 use super::raw_object::RawObject;
+use crate::json_line::JsonLine;
 use crate::message::raw;
 use crate::turn::TraceNote;
 
@@ -32,24 +33,9 @@ impl SharedContext {
         if values.is_empty() {
             return None;
         }
-        let (mut line, mut clipped) = ("{".to_owned(), Vec::new());
-        for (key, value) in values {
-            let name = compact_json(raw(&key.as_str()).get());
-            let comma = if line.len() > 1 { "," } else { "" };
-            let room = SENT_BYTES_MAX.saturating_sub(line.len() + name.len() + 3);
-            let whole = compact_json(value.get());
-            let shown = if whole.len() <= room {
-                Some(whole)
-            } else {
-                clipped.push(key.to_string());
-                truncate_text(value, room)
-            };
-            if let Some(shown) = shown {
-                line.extend([comma, name.as_str(), ":", shown.as_str()]);
-            }
-        }
-        line.push('}');
-        let values = RawValue::from_string(line).expect("JSON stays JSON on one line");
+        let values = values.iter().map(|(key, value)| (key.as_str(), &**value));
+        let JsonLine { text, clipped } = JsonLine::of(values, SENT_BYTES_MAX);
+        let values = RawValue::from_string(text).expect("JSON stays JSON on one line");
         Some(Self { values, clipped })
     }
 
@@ -89,53 +75,6 @@ pub(super) fn with_block(block: &str, content: &RawValue) -> Raw {
         }
         Err(_) => raw(&format!("{block}{}", text_of(content))),
     }
-}
-
-/// Compacts JSON to one line. Escapes `[` in strings, so that no value can imitate the end marker.
-fn compact_json(json: &str) -> String {
-    let mut line = String::with_capacity(json.len());
-    let (mut in_text, mut is_escaped) = (false, false);
-    for c in json.chars() {
-        if !in_text {
-            in_text = c == '"';
-            if !c.is_ascii_whitespace() {
-                line.push(c);
-            }
-            continue;
-        }
-        match c {
-            '[' => line.push_str("\\u005b"),
-            // Line separators that JSON allows unescaped in strings.
-            '\u{85}' => line.push_str("\\u0085"),
-            '\u{2028}' => line.push_str("\\u2028"),
-            '\u{2029}' => line.push_str("\\u2029"),
-            c => line.push(c),
-        }
-        if is_escaped {
-            is_escaped = false;
-        } else if c == '\\' {
-            is_escaped = true;
-        } else if c == '"' {
-            in_text = false;
-        }
-    }
-    line
-}
-
-/// Truncates a long string. Other values are omitted if they do not fit.
-fn truncate_text(value: &RawValue, room: usize) -> Option<String> {
-    let text: String = serde_json::from_str(value.get()).ok()?;
-    let mut shown = String::new();
-    for c in text.chars() {
-        let piece = compact_json(raw(&c).get());
-        let piece = piece.trim_matches('"');
-        let piece = if c == '"' { "\\\"" } else { piece };
-        if shown.len() + piece.len() + "\"…\"".len() > room {
-            break;
-        }
-        shown.push_str(piece);
-    }
-    (!shown.is_empty()).then(|| format!("\"{shown}…\""))
 }
 
 /// Values of the agent's export keys, from `shared_context` of its answer, or else of its state.

@@ -26,7 +26,7 @@ use super::generation::{Generation, TurnPermit};
 use super::journal::{Journal, StepBody, StepKind};
 use crate::message::{AgentMessage, raw};
 use crate::spec::{AgentKind, AgentSpec};
-use crate::turn::{TurnAnswer, TurnError};
+use crate::turn::{TraceNote, TurnAnswer, TurnError};
 
 /// When a step hook is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -165,9 +165,10 @@ impl AgentRun {
             // an old address.
             AgentKind::Openai(declared) => declared.credential.clone(),
             AgentKind::Conversations(declared) => declared.credential.clone(),
-            AgentKind::Worker | AgentKind::Llm(_) | AgentKind::Router(_) => {
-                claimed.service_credential
-            }
+            AgentKind::Worker
+            | AgentKind::Llm(_)
+            | AgentKind::Router(_)
+            | AgentKind::Pipeline(_) => claimed.service_credential,
         };
         let mut children: VecDeque<(RequestId, Name)> = VecDeque::new();
         let mut failed_child = None;
@@ -305,6 +306,13 @@ impl AgentRun {
         Ok(self.append(batch).await.map(drop)?)
     }
 
+    /// Appends a note to the trace.
+    pub(crate) async fn append_note(&self, note: &TraceNote) -> Result<(), TurnError> {
+        let mut batch = self.request.batch().await?;
+        batch.push(ItemKind::Note, None, &note.body());
+        Ok(self.append(batch).await.map(drop)?)
+    }
+
     /// Appends items, and right before them the deferred step, in one write to the disk.
     pub(super) async fn append_behind_step(
         &mut self,
@@ -419,12 +427,7 @@ impl AgentRun {
             last.put(&mut batch, Some(&answer.message));
         }
         for note in &answer.notes {
-            let body = ItemBody {
-                name: Some(note.name.to_string()),
-                data: Some(note.data.clone()),
-                ..ItemBody::default()
-            };
-            batch.push(ItemKind::Note, None, &body);
+            batch.push(ItemKind::Note, None, &note.body());
         }
         let output = answer.message.put(batch.payloads());
         for (key, value) in &answer.state {

@@ -196,6 +196,9 @@ impl ConfigReader<'_> {
             DeclaredKind::Router => self
                 .router(place, name, &mut declaration)
                 .map(|spec| AgentKind::Router(Arc::new(spec))),
+            DeclaredKind::Pipeline => self
+                .pipeline(place, name, &mut declaration)
+                .map(|spec| AgentKind::Pipeline(Arc::new(spec))),
         };
         let keys = |keys: &Option<Vec<SessionStateKey>>| {
             let keys = keys.iter().flatten();
@@ -235,7 +238,10 @@ impl ConfigReader<'_> {
     ) -> Digest {
         let model = match kind {
             DeclaredKind::Llm | DeclaredKind::Router => declaration.model.as_ref(),
-            DeclaredKind::Worker | DeclaredKind::Openai | DeclaredKind::Conversations => None,
+            DeclaredKind::Worker
+            | DeclaredKind::Openai
+            | DeclaredKind::Conversations
+            | DeclaredKind::Pipeline => None,
         };
         let models = self.config.models.iter();
         let models = models

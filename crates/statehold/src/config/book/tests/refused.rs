@@ -233,6 +233,61 @@ fn a_router_does_not_lead_back_to_itself() {
 }
 
 #[test]
+fn phases_name_declared_agents_and_each_other() {
+    let line = |lines: &str| {
+        let file = format!("[agents.a]\nkind = \"pipeline\"\n{lines}\n[agents.b]\n[agents.c]\n");
+        TestPlace::new(&file, &[])
+    };
+    let phases = "agents.a.phases";
+    mistaken(&line(""), phases, &["is missing", "in order"]);
+    mistaken(&line("phases = []"), phases, &["is missing"]);
+    mistaken(
+        &line("phases = [{ agent = \"x\" }]"),
+        phases,
+        &["`x`, which is not a declared agent", "[agents.x]"],
+    );
+    mistaken(
+        &line("phases = [{ agent = \"b\" }, { agent = \"b\" }]"),
+        phases,
+        &["two phases named `b`", "another name"],
+    );
+    mistaken(
+        &line("phases = [{ agent = \"b\", sees = [\"x\"] }]"),
+        phases,
+        &["see `x`, which is not a phase", "some of: b"],
+    );
+    let back = "loop_back = [{ pattern = \"x\", to = \"c\" }]";
+    mistaken(
+        &line(&format!(
+            "phases = [{{ agent = \"b\", {back} }}, {{ agent = \"c\" }}]"
+        )),
+        phases,
+        &["go back to `c`, which is no phase before it", "one of: b"],
+    );
+    mistaken(
+        &line("phases = [{ agent = \"b\" }]\nanswer_from = \"c\""),
+        "agents.a.answer_from",
+        &["`c`, which is not a phase", "one of: b"],
+    );
+    mistaken(
+        &line("phases = [{ agent = \"a\" }]"),
+        phases,
+        &["a → a", "`loop_back`"],
+    );
+    let long: String = (0..65)
+        .map(|n| format!("{{ agent = \"b\", name = \"p{n}\" }},"))
+        .collect();
+    mistaken(
+        &line(&format!("phases = [{long}]")),
+        phases,
+        &["has 65 phases"],
+    );
+    let circle = "[agents.a]\nkind = \"pipeline\"\nphases = [{ agent = \"b\" }]\n\
+                  [agents.b]\nkind = \"router\"\nagents = [\"a\"]\notherwise = \"a\"\n";
+    mistaken(&TestPlace::new(circle, &[]), phases, &["a → b → a"]);
+}
+
+#[test]
 fn a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() {
     let agent = |lines: &str| TestPlace::new(&format!("[agents.a]\n{lines}\n"), &[("KEY", "x")]);
     mistaken(
