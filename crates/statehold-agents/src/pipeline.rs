@@ -5,16 +5,18 @@
 
 mod phase_message;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
+use statehold_core::scope::{Scope, StateKey};
 
 use crate::message::{AgentMessage, raw};
 use crate::runner::{AgentRun, ChildAnswer, StepExtras, StepKind, step_mismatch};
-use crate::spec::{LoopLimitPolicy, PhaseErrorPolicy, PhaseSpec, PipelineSpec};
+use crate::spec::{AgentBook, LoopLimitPolicy, PhaseErrorPolicy, PhaseSpec, PipelineSpec};
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError, TurnFailure};
 use phase_message::phase_message;
 
@@ -26,6 +28,8 @@ const CANCELLED: &str = "agent_cancelled";
 /// Runs agents one after another.
 pub(crate) struct PipelineAgent {
     spec: Arc<PipelineSpec>,
+    /// The `temp:` keys under which agents of phases write their answers.
+    temp_keys: BTreeMap<Name, StateKey>,
 }
 
 /// One run of a phase, as recorded when it begins.
@@ -105,8 +109,13 @@ enum NextMove {
 }
 
 impl PipelineAgent {
-    pub(crate) fn new(spec: Arc<PipelineSpec>) -> Self {
-        Self { spec }
+    pub(crate) fn new(spec: Arc<PipelineSpec>, book: &AgentBook) -> Self {
+        let keys = spec.phases.iter().filter_map(|phase| {
+            let key = book.agent(&phase.agent)?.output_key.clone()?;
+            (key.scope() == Scope::Temp).then(|| (phase.agent.clone(), key))
+        });
+        let temp_keys = keys.collect();
+        Self { spec, temp_keys }
     }
 
     /// A declared phase, and its place.
@@ -218,6 +227,22 @@ impl PipelineAgent {
         run.step(PHASE_STEP, input.get().as_bytes(), work).await
     }
 
+    /// Writes the `temp:` value of a recorded answer again: a pause and a restart have dropped it.
+    async fn restore_temp(
+        &self,
+        run: &AgentRun,
+        agent: &Name,
+        answer: &AgentMessage,
+    ) -> Result<(), TurnError> {
+        match self.temp_keys.get(agent) {
+            Some(key) => {
+                let value = raw(&answer.text());
+                Ok(run.put_temp(vec![(key.clone(), Some(value))]).await?)
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Runs the agent of a phase, or takes its recorded end. Returns the next step, or the note about the
     /// last phase.
     async fn run_phase(
@@ -301,6 +326,8 @@ impl Agent for PipelineAgent {
                 run.leave_out_child(end.request_id);
                 if end.status == PhaseStatus::Completed {
                     let answer = run.answer_of(end.request_id).await?;
+                    let (_, phase) = self.phase(&end.phase)?;
+                    self.restore_temp(run, &phase.agent, &answer).await?;
                     answers.insert(&end.phase, answer);
                 }
             }

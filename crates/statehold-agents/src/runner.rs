@@ -211,7 +211,8 @@ fn build_agent(
             Ok(Some(Arc::new(router)))
         }
         AgentKind::Pipeline(pipeline) => {
-            Ok(Some(Arc::new(PipelineAgent::new(Arc::clone(pipeline)))))
+            let pipeline = PipelineAgent::new(Arc::clone(pipeline), book);
+            Ok(Some(Arc::new(pipeline)))
         }
         AgentKind::Llm(llm) => {
             let mut servers = llm.tool_servers.iter();

@@ -12,7 +12,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::{Digest, canonical_bytes};
 use statehold_core::name::Name;
-use statehold_core::scope::StateKey;
+use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::{Credential, Schema};
 
 use crate::secrets::{SecretRedactor, has_password, is_named_secret};
@@ -56,10 +56,12 @@ pub struct AgentSpec {
     pub description: Option<String>,
     /// Kind of agent, with its settings.
     pub kind: AgentKind,
-    /// Session keys whose values are sent to it.
+    /// State keys whose values are sent to it.
     pub import: Vec<StateKey>,
-    /// Session keys that it may write with its answer.
+    /// State keys that it may write with its answer. None of the app.
     pub export: Vec<StateKey>,
+    /// State key under which the text of its answer is written. Not of the app, and none of `export`.
+    pub output_key: Option<StateKey>,
     /// Schema that its state must fit to be sent back.
     pub state_schema: Option<Arc<Schema>>,
     /// How many pairs of tool call and result to keep in its state. None keeps all.
@@ -85,6 +87,7 @@ impl AgentSpec {
             kind: AgentKind::Worker,
             import: Vec::new(),
             export: Vec::new(),
+            output_key: None,
             state_schema: None,
             keep_pairs: None,
             timeout: TIMEOUT,
@@ -249,7 +252,7 @@ pub struct ConversationsSpec {
 pub struct LlmSpec {
     /// Name of the model in the book.
     pub model: Name,
-    /// System prompt. Never stored, never shown.
+    /// System prompt, with state keys in braces. Never stored, never shown.
     pub prompt: String,
     /// Names of the tool servers in the book.
     pub tool_servers: Vec<Name>,
@@ -257,6 +260,17 @@ pub struct LlmSpec {
     pub steps_max: u32,
     /// Most tokens per turn.
     pub tokens_max: Option<u64>,
+    /// The scopes of its state tools.
+    pub state: StateAccess,
+}
+
+/// The scopes that a model reads and writes with state tools. No tools for none.
+#[derive(Debug, Clone, Default)]
+pub struct StateAccess {
+    /// Scopes that it may read.
+    pub read: BTreeSet<Scope>,
+    /// Scopes that it may write. Never that of the app.
+    pub write: BTreeSet<Scope>,
 }
 
 /// A coordinator that chooses one agent per turn.

@@ -1,5 +1,7 @@
-//! Shared context: session values sent to an agent with a message, and session values that the agent
-//! may write with its answer. Agents of a session share nothing else.
+//! Shared context: state values sent to an agent with a message, and state values that the agent may write
+//! with its answer. Agents of a session share nothing else.
+//!
+//! `temp:` values are sent and written like the others, and are in no step and no item.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -19,10 +21,12 @@ const SENT_BYTES_MAX: usize = 4 * 1024;
 const WRITTEN_BYTES_MAX: usize = 16 * 1024;
 const WRITTEN_DEPTH_MAX: usize = 32;
 
-/// Session values sent with a message, as a JSON object on one line.
+/// State values sent with a message, as a JSON object on one line.
 #[derive(Debug, Clone)]
 pub(super) struct SharedContext {
     pub(super) values: Raw,
+    /// The values without `temp:` keys, to be stored. None if there are no others.
+    pub(super) kept: Option<Raw>,
     /// Keys whose values were truncated or omitted.
     clipped: Vec<String>,
 }
@@ -33,15 +37,26 @@ impl SharedContext {
         if values.is_empty() {
             return None;
         }
-        let values = values.iter().map(|(key, value)| (key.as_str(), &**value));
-        let JsonLine { text, clipped } = JsonLine::of(values, SENT_BYTES_MAX);
-        let values = RawValue::from_string(text).expect("JSON stays JSON on one line");
-        Some(Self { values, clipped })
+        let line = |is_kept: &dyn Fn(&StateKey) -> bool| {
+            let values = values.iter().filter(|(key, _)| is_kept(key));
+            let values = values.map(|(key, value)| (key.as_str(), &**value));
+            JsonLine::of(values, SENT_BYTES_MAX)
+        };
+        let json = |text| RawValue::from_string(text).expect("JSON stays JSON on one line");
+        let is_kept = |key: &StateKey| key.scope() != Scope::Temp;
+        let JsonLine { text, clipped } = line(&|_| true);
+        let keeps = values.iter().any(|(key, _)| is_kept(key));
+        Some(Self {
+            values: json(text),
+            kept: keeps.then(|| json(line(&is_kept).text)),
+            clipped,
+        })
     }
 
     /// Values that were sent with an earlier message.
     pub(super) fn from_stored(values: Raw) -> Self {
         Self {
+            kept: None,
             values,
             clipped: Vec::new(),
         }
@@ -96,7 +111,8 @@ pub(super) fn export_values(
         return exported;
     };
     let mut left_out = Vec::new();
-    for key in keys.iter().filter(|key| key.scope() == Scope::Session) {
+    let is_stored = |key: &&StateKey| matches!(key.scope(), Scope::Session | Scope::User);
+    for key in keys.iter().filter(is_stored) {
         match told.get(key.as_str()).map(normalize_value) {
             Some(Some(value)) => exported.values.push((key.clone(), value)),
             Some(None) => left_out.push(key.as_str()),
@@ -114,7 +130,26 @@ pub(super) fn export_values(
     exported
 }
 
-/// Session values that an agent writes.
+/// Takes the `temp:` values that an agent may write out of the `shared_context` of its answer, and with them
+/// all other members of that scope, so that none is recorded.
+pub(super) fn take_temp_values(
+    keys: &[StateKey],
+    shared_context: &mut Option<Raw>,
+) -> Vec<(StateKey, Raw)> {
+    let Some(mut told) = shared_context.as_deref().and_then(RawObject::parse) else {
+        return Vec::new();
+    };
+    let mut values = Vec::new();
+    for key in keys.iter().filter(|key| key.scope() == Scope::Temp) {
+        let value = told.get(key.as_str()).and_then(normalize_value);
+        values.extend(value.map(|value| (key.clone(), value)));
+    }
+    told.retain(|name| !name.starts_with("temp:"));
+    *shared_context = Some(raw(&told));
+    values
+}
+
+/// State values that an agent writes.
 #[derive(Debug, Default)]
 pub(super) struct ExportedState {
     pub(super) values: Vec<(StateKey, Raw)>,
@@ -123,7 +158,7 @@ pub(super) struct ExportedState {
 }
 
 /// Normalizes a value. Rejects large, deep or malformed values, because other agents will read it.
-fn normalize_value(value: &RawValue) -> Option<Raw> {
+pub(crate) fn normalize_value(value: &RawValue) -> Option<Raw> {
     if value.get().len() > WRITTEN_BYTES_MAX {
         return None;
     }
@@ -225,8 +260,9 @@ mod tests {
 
     #[test]
     fn only_what_may_be_written_is_and_the_answer_goes_before_the_state() {
-        let keys = [key("place"), key("user:name")];
-        let state = json(r#"{"shared_context":{"place":"Rome","user:name":1,"other":2}}"#);
+        let keys = [key("place"), key("temp:name"), key("app:name")];
+        let state =
+            json(r#"{"shared_context":{"place":"Rome","temp:name":1,"app:name":3,"other":2}}"#);
         let said = json(r#"{"place": 1.50}"#);
         let values = |said: Option<&RawValue>, state: Option<&RawValue>| {
             let values = export_values(&keys, said, state).values;

@@ -11,6 +11,7 @@ mod reload;
 mod resumed;
 mod rig;
 mod routed;
+mod scopes;
 mod unanswered;
 mod waits;
 

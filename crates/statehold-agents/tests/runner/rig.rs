@@ -39,6 +39,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
         kind,
         import: Vec::new(),
         export: Vec::new(),
+        output_key: None,
         state_schema: None,
         keep_pairs: None,
         timeout: Duration::from_secs(10),

@@ -7,11 +7,12 @@ use statehold_agents::spec::{
     ChatMemory, ChatSessions, LoopLimitPolicy, PhaseErrorPolicy, PhaseInput,
 };
 use statehold_core::name::Name;
+use statehold_core::scope::Scope;
 use statehold_core::task::CloseOn;
 
 use super::values::{
-    BoundedNumber, MessagePattern, NonEmptyText, SchemaTable, ServiceHeaders, ServiceUrl,
-    SessionStateKey,
+    BoundedNumber, MessagePattern, NonEmptyText, ReadStateKey, SchemaTable, ServiceHeaders,
+    ServiceUrl, WrittenScope, WrittenStateKey,
 };
 
 /// The kind of an agent.
@@ -87,9 +88,9 @@ pub(crate) struct AgentDeclaration {
     pub(super) calls: Option<Vec<Name>>,
     pub(super) close_on: Option<CloseOn>,
     pub(super) description: Option<NonEmptyText>,
-    pub(super) export: Option<Vec<SessionStateKey>>,
+    pub(super) export: Option<Vec<WrittenStateKey>>,
     pub(super) headers: Option<ServiceHeaders>,
-    pub(super) import: Option<Vec<SessionStateKey>>,
+    pub(super) import: Option<Vec<ReadStateKey>>,
     pub(super) keep_pairs: Option<JsonCount<0>>,
     pub(super) kind: Option<DeclaredKind>,
     pub(super) loops_max: Option<LoopCount>,
@@ -98,6 +99,7 @@ pub(crate) struct AgentDeclaration {
     pub(super) model: Option<NonEmptyText>,
     pub(super) on_loop_limit: Option<LoopLimitPolicy>,
     pub(super) otherwise: Option<Name>,
+    pub(super) output_key: Option<WrittenStateKey>,
     /// The phases of a pipeline.
     pub(super) phases: Option<Vec<PhaseTable>>,
     pub(super) prompt: Option<NonEmptyText>,
@@ -107,8 +109,10 @@ pub(crate) struct AgentDeclaration {
     pub(super) routing_prompt: Option<NonEmptyText>,
     pub(super) rules: Option<Vec<RuleTable>>,
     pub(super) sessions: Option<ChatSessions>,
+    pub(super) state_read: Option<Vec<Scope>>,
     pub(super) state_schema: Option<SchemaTable>,
     pub(super) state_schema_file: Option<PathBuf>,
+    pub(super) state_write: Option<Vec<WrittenScope>>,
     pub(super) steps_max: Option<StepCount>,
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
     pub(super) tokens_max: Option<JsonCount<1>>,
@@ -207,7 +211,7 @@ pub(super) struct LoopTable {
 use DeclaredKind::{Conversations, Llm, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 33] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 36] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_from", &[Pipeline]),
@@ -227,6 +231,10 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 33] = [
     ("model", &[Openai, Llm, Router]),
     ("on_loop_limit", &[Pipeline]),
     ("otherwise", &[Router]),
+    (
+        "output_key",
+        &[Openai, Conversations, Llm, Router, Pipeline],
+    ),
     ("phases", &[Pipeline]),
     ("prompt", &[Llm]),
     ("prompt_file", &[Llm]),
@@ -235,8 +243,10 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 33] = [
     ("routing_prompt", &[Router]),
     ("rules", &[Router]),
     ("sessions", &DeclaredKind::ALL),
+    ("state_read", &[Llm]),
     ("state_schema", &[Openai]),
     ("state_schema_file", &[Openai]),
+    ("state_write", &[Llm]),
     ("steps_max", &[Llm]),
     ("timeout_seconds", &[Openai, Conversations]),
     ("tokens_max", &[Llm]),

@@ -317,6 +317,38 @@ fn a_pipeline_has_its_phases_in_order_with_their_settings() {
 }
 
 #[test]
+fn keys_of_every_scope_go_to_agents_and_all_but_those_of_the_app_come_back() {
+    let book = book(
+        r#"
+        [models.main]
+        base_url = "http://h/v1"
+        model = "x"
+        [agents.a]
+        kind = "llm"
+        model = "main"
+        prompt = "Answer in {user:language}."
+        import = ["app:flag", "user:language", "topic", "temp:rows"]
+        output_key = "temp:parsed"
+        state_read = ["app", "user", "session", "temp"]
+        state_write = ["session", "temp"]
+        [agents.b]
+        kind = "openai"
+        base_url = "http://h/v1"
+        model = "x"
+        export = ["user:language", "topic", "temp:rows"]
+        "#,
+    );
+    let (a, b) = (&book.agents[&name("a")], &book.agents[&name("b")]);
+    assert_eq!((a.import.len(), b.export.len()), (4, 3));
+    let output = a.output_key.as_ref().map(|key| key.as_str());
+    assert_eq!(output, Some("temp:parsed"));
+    let AgentKind::Llm(llm) = &a.kind else {
+        panic!("{:?}", a.kind);
+    };
+    assert_eq!((llm.state.read.len(), llm.state.write.len()), (4, 2));
+}
+
+#[test]
 fn an_agent_without_a_kind_is_a_worker_with_the_digest_of_one() {
     for file in [
         "[agents.a]\n",

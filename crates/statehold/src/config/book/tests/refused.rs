@@ -233,6 +233,29 @@ fn a_router_does_not_lead_back_to_itself() {
 }
 
 #[test]
+fn an_agent_does_not_export_the_key_of_its_answer() {
+    let openai = "[agents.a]\nkind = \"openai\"\nbase_url = \"http://h/v1\"\nmodel = \"x\"\n";
+    let file = format!("{openai}export = [\"user:a\"]\noutput_key = \"user:a\"\n");
+    mistaken(
+        &TestPlace::new(&file, &[]),
+        "agents.a.output_key",
+        &["among `agents.a.export`"],
+    );
+}
+
+#[test]
+fn names_of_the_server_itself_are_not_for_tool_servers() {
+    mistaken(
+        &TestPlace::new(
+            "[tool_servers.\"statehold.state\"]\nurl = \"http://h\"\n",
+            &[],
+        ),
+        "tool_servers.\"statehold.state\"",
+        &["only the server itself uses"],
+    );
+}
+
+#[test]
 fn phases_name_declared_agents_and_each_other() {
     let line = |lines: &str| {
         let file = format!("[agents.a]\nkind = \"pipeline\"\n{lines}\n[agents.b]\n[agents.c]\n");
@@ -438,8 +461,20 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
             ["`agents.a.kind`", "robot"],
         ),
         (
-            "[agents.a]\nimport = [\"user:x\"]\n",
-            ["`agents.a.import`", "`user:x` is not a key of the session"],
+            "[agents.a]\nimport = [\"User:x\"]\n",
+            ["`agents.a.import`", "not a scope"],
+        ),
+        (
+            "[agents.a]\nexport = [\"app:x\"]\n",
+            ["`agents.a.export`", "agents only read"],
+        ),
+        (
+            "[agents.a]\noutput_key = \"app:x\"\n",
+            ["`agents.a.output_key`", "agents only read"],
+        ),
+        (
+            "[agents.a]\nstate_write = [\"app\"]\n",
+            ["`agents.a.state_write`", "agents only read"],
         ),
         (
             "[agents.a]\nexport = [\"what:x\"]\n",
