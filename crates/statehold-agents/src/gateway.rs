@@ -19,6 +19,7 @@ pub(crate) use call_headers::traceparent;
 pub(crate) use conversation_record::ConversationLocks;
 pub(crate) use conversations::ConversationsAgent;
 pub(crate) use openai::OpenaiAgent;
+pub(crate) use shared::normalize_value;
 
 use statehold_core::scope::StateKey;
 use statehold_engine::bodies::Raw;

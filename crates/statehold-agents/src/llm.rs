@@ -2,10 +2,11 @@
 //! until it answers.
 //!
 //! The system prompt is the first message of every model call and is stored nowhere: no step, item or
-//! answer contains it, and the trace has only its digest.
+//! answer contains it, and the trace has only its digest. State values in it are read before each call.
 
 mod call_check;
 pub(crate) mod model_messages;
+mod prompt_template;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::spec::LlmSpec;
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 use call_check::{CallChecker, RefusedCalls};
 use model_messages::{MediaBudget, ModelMessages, with_files};
+use prompt_template::PromptTemplate;
 
 /// Tool servers that could not be asked for their tools in a turn, with the reasons.
 type LeftOutServers = BTreeMap<Name, String>;
@@ -38,13 +40,12 @@ pub(crate) struct LlmAgent {
     spec: Arc<LlmSpec>,
     model: ModelClient,
     tools: Arc<ToolServers>,
-    /// The system message, first in every call.
-    prompt: Raw,
+    prompt: PromptTemplate,
 }
 
 impl LlmAgent {
     pub(crate) fn new(spec: Arc<LlmSpec>, model: ModelClient, tools: Arc<ToolServers>) -> Self {
-        let prompt = raw(&json!({"role": "system", "content": spec.prompt}));
+        let prompt = PromptTemplate::new(&spec.prompt);
         Self {
             spec,
             model,
@@ -65,6 +66,11 @@ impl LlmAgent {
     ) -> Result<(ModelReply, Option<Vec<Raw>>), TurnError> {
         let (engine, agent) = (run.engine.clone(), run.spec.name.clone());
         let mut complete_arguments = None;
+        let prompt = if run.next_recorded_kind().is_none() {
+            Some(self.system_message(run).await?)
+        } else {
+            None
+        };
         draft.begin_message();
         let work = async {
             let listing = toolbox.refresh_tools().await;
@@ -76,7 +82,7 @@ impl LlmAgent {
                 left_out.insert(server.clone(), error.to_string());
             }
             let mut messages = Vec::with_capacity(conversation.messages().len() + 1);
-            messages.push(self.prompt.clone());
+            messages.extend(prompt);
             messages.extend_from_slice(conversation.messages());
             let request = CompletionRequest {
                 messages,
@@ -122,6 +128,13 @@ impl LlmAgent {
         Ok((model_reply, complete_arguments))
     }
 
+    /// The system message, first in every call, with the state values of now.
+    async fn system_message(&self, run: &AgentRun) -> Result<Raw, TurnError> {
+        let values = run.state_values(&self.prompt.keys()).await?;
+        let prompt = self.prompt.render(&values)?;
+        Ok(raw(&json!({"role": "system", "content": prompt})))
+    }
+
     /// Checks the budgets of the turn before a model call.
     fn require_budget(&self, agent: &Name, calls: u32, tokens: u64) -> Result<(), TurnError> {
         if calls >= self.spec.steps_max {
@@ -150,7 +163,7 @@ impl Agent for LlmAgent {
         let mut conversation = ModelMessages::default();
         let past = PastExchanges::read(&run.request).await?;
         let is_cut = past.is_cut;
-        let shared = run.session_values(&run.spec.import).await?;
+        let shared = run.state_values(&run.spec.import).await?;
         let before = shared_block(&shared, &with_files(&run.input));
         // The files of the new message come before those of earlier ones.
         let mut media = MediaBudget::of_model(&self.model.input);
@@ -165,7 +178,8 @@ impl Agent for LlmAgent {
         drop(past);
         conversation.append(input);
         let agent = run.spec.name.clone();
-        let mut toolbox = Toolbox::new(Arc::clone(&self.tools), self.spec.tool_servers.clone());
+        let servers = (Arc::clone(&self.tools), self.spec.tool_servers.clone());
+        let mut toolbox = Toolbox::new(servers, self.spec.state.clone());
         let mut draft = DraftWriter::of(run);
         let mut refused = RefusedCalls::new();
         let mut servers_left_out = LeftOutServers::new();

@@ -46,6 +46,17 @@ impl AgentMessage {
         text_of(&self.content)
     }
 
+    /// Adds a text below the message, after a blank line.
+    pub(crate) fn push_text_below(&mut self, text: &str) {
+        self.content = match serde_json::from_str(self.content.get()) {
+            Ok(Value::Array(mut parts)) => {
+                parts.push(json!({"type": "text", "text": text}));
+                raw(&parts)
+            }
+            _ => raw(&format!("{}\n\n{text}", self.text())),
+        };
+    }
+
     /// The texts and files of a message that came as parts, in their order, and the attachments that came
     /// beside them. `text` is the text of the message.
     pub(crate) fn placed_parts<'a>(
@@ -70,7 +81,7 @@ impl AgentMessage {
                 }
             }
         }
-        // A router may have added instructions to the text.
+        // A coordinator may have added instructions to the text.
         let rest = if self.parts.is_empty() {
             rest
         } else {

@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use statehold_core::name::Name;
 
-use crate::message::{AgentMessage, raw};
+use crate::message::AgentMessage;
 use crate::model::ModelClient;
 use crate::runner::{AgentRun, ChildAnswer, StepExtras, StepKind};
 use crate::spec::{AgentBook, FinalAnswer, RouterSpec, Routing, RoutingRule};
@@ -118,7 +117,7 @@ impl Agent for RouterAgent {
         let agent = self.agent(&route.agent_name)?;
         let asked = with_instructions(&run.input, route.additional_instructions.as_deref());
         let passes = self.answer_writer.is_none();
-        let said = match run.ask_agent(agent, &asked, passes).await? {
+        let said = match run.ask_agent(agent, &asked, passes).await?.1 {
             ChildAnswer::Completed(message) => message,
             ChildAnswer::Failed(failure) => {
                 let message = format!("{agent}: {}", failure.message);
@@ -166,13 +165,7 @@ fn with_instructions(input: &AgentMessage, instructions: Option<&str>) -> AgentM
     let Some(instructions) = instructions.filter(|text| !text.trim().is_empty()) else {
         return asked;
     };
-    asked.content = match serde_json::from_str(input.content.get()) {
-        Ok(Value::Array(mut parts)) => {
-            parts.push(serde_json::json!({"type": "text", "text": instructions}));
-            raw(&parts)
-        }
-        _ => raw(&format!("{}\n\n{instructions}", input.text())),
-    };
+    asked.push_text_below(instructions);
     asked
 }
 

@@ -25,13 +25,14 @@ use crate::http::HttpPool;
 use crate::llm::LlmAgent;
 use crate::mcp::ToolServers;
 use crate::model::ModelClient;
+use crate::pipeline::PipelineAgent;
 use crate::router::RouterAgent;
 use crate::spec::{AgentBook, AgentKind, AgentSpec};
 use crate::turn::Agent;
 
 use generation::{AgentResources, Generation, LocalAgent, RunnerShared};
 
-pub(crate) use child::ChildAnswer;
+pub(crate) use child::{ChildAnswer, step_mismatch};
 pub(crate) use hold::HoldDecision;
 pub use journal::StepKind;
 pub(crate) use journal::recorded_step;
@@ -208,6 +209,10 @@ fn build_agent(
         AgentKind::Router(router) => {
             let router = RouterAgent::new(Arc::clone(router), book, model)?;
             Ok(Some(Arc::new(router)))
+        }
+        AgentKind::Pipeline(pipeline) => {
+            let pipeline = PipelineAgent::new(Arc::clone(pipeline), book);
+            Ok(Some(Arc::new(pipeline)))
         }
         AgentKind::Llm(llm) => {
             let mut servers = llm.tool_servers.iter();

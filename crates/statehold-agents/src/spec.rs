@@ -1,6 +1,8 @@
 //! Declarations of agents, models and tool servers. The configuration loader builds them; all other
 //! code only reads them.
 
+mod pipeline;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +12,15 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 use statehold_core::digest::{Digest, canonical_bytes};
 use statehold_core::name::Name;
-use statehold_core::scope::StateKey;
+use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::{Credential, Schema};
 
 use crate::secrets::{SecretRedactor, has_password, is_named_secret};
+
+pub use pipeline::{
+    LoopLimitPolicy, LoopRule, PHASES_MAX, PhaseErrorPolicy, PhaseInput, PhaseSpec, PipelineSpec,
+    SeenAnswers,
+};
 
 /// Default timeout of one call.
 pub const TIMEOUT: Duration = Duration::from_mins(1);
@@ -49,10 +56,12 @@ pub struct AgentSpec {
     pub description: Option<String>,
     /// Kind of agent, with its settings.
     pub kind: AgentKind,
-    /// Session keys whose values are sent to it.
+    /// State keys whose values are sent to it.
     pub import: Vec<StateKey>,
-    /// Session keys that it may write with its answer.
+    /// State keys that it may write with its answer. None of the app.
     pub export: Vec<StateKey>,
+    /// State key under which the text of its answer is written. Not of the app, and none of `export`.
+    pub output_key: Option<StateKey>,
     /// Schema that its state must fit to be sent back.
     pub state_schema: Option<Arc<Schema>>,
     /// How many pairs of tool call and result to keep in its state. None keeps all.
@@ -78,6 +87,7 @@ impl AgentSpec {
             kind: AgentKind::Worker,
             import: Vec::new(),
             export: Vec::new(),
+            output_key: None,
             state_schema: None,
             keep_pairs: None,
             timeout: TIMEOUT,
@@ -106,6 +116,8 @@ pub enum AgentKind {
     Llm(Arc<LlmSpec>),
     /// A coordinator that chooses one agent per turn.
     Router(Arc<RouterSpec>),
+    /// A coordinator that runs agents one after another.
+    Pipeline(Arc<PipelineSpec>),
 }
 
 impl AgentKind {
@@ -117,6 +129,7 @@ impl AgentKind {
             Self::Conversations(_) => "conversations",
             Self::Llm(_) => "llm",
             Self::Router(_) => "router",
+            Self::Pipeline(_) => "pipeline",
         }
     }
 
@@ -125,9 +138,28 @@ impl AgentKind {
     pub fn default_sessions(&self) -> ChatSessions {
         match self {
             Self::Openai(_) => ChatSessions::None,
-            Self::Worker | Self::Conversations(_) | Self::Llm(_) | Self::Router(_) => {
-                ChatSessions::Auto
+            Self::Worker
+            | Self::Conversations(_)
+            | Self::Llm(_)
+            | Self::Router(_)
+            | Self::Pipeline(_) => ChatSessions::Auto,
+        }
+    }
+
+    /// The agents that a coordinator calls, each once. None for other kinds.
+    pub fn coordinated_agents(&self) -> Option<Vec<&Name>> {
+        match self {
+            Self::Router(router) => Some(router.agents.iter().collect()),
+            Self::Pipeline(pipeline) => {
+                let mut agents: Vec<&Name> = Vec::new();
+                for phase in &pipeline.phases {
+                    if !agents.contains(&&phase.agent) {
+                        agents.push(&phase.agent);
+                    }
+                }
+                Some(agents)
             }
+            Self::Worker | Self::Openai(_) | Self::Conversations(_) | Self::Llm(_) => None,
         }
     }
 
@@ -220,7 +252,7 @@ pub struct ConversationsSpec {
 pub struct LlmSpec {
     /// Name of the model in the book.
     pub model: Name,
-    /// System prompt. Never stored, never shown.
+    /// System prompt, with state keys in braces. Never stored, never shown.
     pub prompt: String,
     /// Names of the tool servers in the book.
     pub tool_servers: Vec<Name>,
@@ -228,6 +260,17 @@ pub struct LlmSpec {
     pub steps_max: u32,
     /// Most tokens per turn.
     pub tokens_max: Option<u64>,
+    /// The scopes of its state tools.
+    pub state: StateAccess,
+}
+
+/// The scopes that a model reads and writes with state tools. No tools for none.
+#[derive(Debug, Clone, Default)]
+pub struct StateAccess {
+    /// Scopes that it may read.
+    pub read: BTreeSet<Scope>,
+    /// Scopes that it may write. Never that of the app.
+    pub write: BTreeSet<Scope>,
 }
 
 /// A coordinator that chooses one agent per turn.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize, Serializer};
 use statehold_core::command::Rejection;
 use statehold_engine::EngineError;
-use statehold_engine::bodies::Raw;
+use statehold_engine::bodies::{ItemBody, Raw};
 
 use crate::message::{AgentMessage, raw};
 use crate::runner::AgentRun;
@@ -55,6 +55,15 @@ impl TraceNote {
         Self {
             name: name.into(),
             data: raw(data),
+        }
+    }
+
+    /// The payload of its item.
+    pub(crate) fn body(&self) -> ItemBody {
+        ItemBody {
+            name: Some(self.name.to_string()),
+            data: Some(self.data.clone()),
+            ..ItemBody::default()
         }
     }
 }

@@ -5,6 +5,8 @@
 //! A lease may be decided and not durable yet. Its worker may go on inside the server, and calls
 //! [`LeasedRequest::durable`] before it asks a model, an agent or a tool.
 
+use std::collections::BTreeMap;
+
 use serde_json::value::RawValue;
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch, StateSet};
 use statehold_core::digest::BodyRef;
@@ -14,9 +16,9 @@ use statehold_core::memory::AgentPath;
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
-use statehold_core::scope::{MergePolicy, StateKey};
+use statehold_core::scope::{MergePolicy, Scope, StateKey};
 use statehold_core::session::SessionState;
-use statehold_store::{MemoryPage, MemoryQuery, StateValue, StoredRecord};
+use statehold_store::{MemoryPage, MemoryQuery, SharedOwner, StoredRecord};
 
 use crate::bodies::{ItemBody, to_bytes};
 use crate::caller::Caller;
@@ -71,7 +73,7 @@ impl RequestRef {
 pub struct WriteBatch {
     payloads: Payloads,
     items: Vec<NewItem>,
-    state: Vec<StateSet>,
+    state: StatePatch,
     task_state: Option<BodyRef>,
 }
 
@@ -93,13 +95,18 @@ impl WriteBatch {
         });
     }
 
-    /// Replaces the value of a session key.
+    /// Replaces the value of a session or user key.
     pub fn set_state(&mut self, key: StateKey, value: &RawValue) {
-        self.state.push(StateSet {
+        self.state.set.push(StateSet {
             key,
             value: self.payloads.put_json(value),
             merge: MergePolicy::Replace,
         });
+    }
+
+    /// Deletes a session or user key.
+    pub fn delete_state(&mut self, key: StateKey) {
+        self.state.delete.push(key);
     }
 
     /// Replaces the private state of the task.
@@ -109,21 +116,13 @@ impl WriteBatch {
 
     /// The command that appends the batch to a request.
     fn append_to(self, by: Fenced) -> (Command, Payloads) {
-        let state = patch(self.state);
         let command = Command::AppendItems {
             by,
             items: self.items,
-            state,
+            state: self.state,
             task_state: self.task_state,
         };
         (command, self.payloads)
-    }
-}
-
-fn patch(set: Vec<StateSet>) -> StatePatch {
-    StatePatch {
-        set,
-        ..StatePatch::default()
     }
 }
 
@@ -333,7 +332,7 @@ impl LeasedRequest {
         Ok(WriteBatch {
             payloads: self.engine.payloads_of(self.ids.session).await?,
             items: Vec::new(),
-            state: Vec::new(),
+            state: StatePatch::default(),
             task_state: None,
         })
     }
@@ -456,7 +455,7 @@ impl LeasedRequest {
             by: self.ids.fenced(),
             output,
             items: batch.items,
-            state: patch(batch.state),
+            state: batch.state,
             task_state: batch.task_state,
             close_task: false,
             cancel_children,
@@ -585,14 +584,82 @@ impl LeasedRequest {
         self.engine.task_items(session, task, before, limit).await
     }
 
-    /// The value of one of the session's own keys.
+    /// Values of keys of any scope that the request sees, as JSON. Keys without a value are left out.
     ///
     /// # Errors
     ///
-    /// If the store fails.
-    pub async fn session_value(&self, key: StateKey) -> Result<Option<StateValue>, EngineError> {
-        let store = &self.engine.inner().store;
-        Ok(store.state_value(self.ids.session, key).await?)
+    /// If the lease is lost, or the store fails.
+    pub async fn state_values(
+        &self,
+        keys: &[StateKey],
+    ) -> Result<Vec<(StateKey, Vec<u8>)>, EngineError> {
+        let (session, store) = (self.ids.session, &self.engine.inner().store);
+        let has = |scope: Scope| keys.iter().any(|key| key.scope() == scope);
+        let owner = if has(Scope::App) || has(Scope::User) {
+            Some(self.engine.owner(session).await?)
+        } else {
+            None
+        };
+        let mut temps = if has(Scope::Temp) {
+            self.engine.inner().temps.get(self.root().await?)
+        } else {
+            BTreeMap::new()
+        };
+        let mut found = Vec::new();
+        for key in keys {
+            let value = match (key.scope(), &owner) {
+                (Scope::App | Scope::User, Some(owner)) => {
+                    let owner = SharedOwner::of(owner, key.scope());
+                    let value = store.shared_value(owner, key.clone()).await?;
+                    value.map(|value| value.value)
+                }
+                (Scope::Temp, _) => temps.remove(key),
+                (Scope::App | Scope::User | Scope::Session, _) => {
+                    let value = store.state_value(session, key.clone()).await?;
+                    value.map(|value| value.value)
+                }
+            };
+            found.extend(value.map(|value| (key.clone(), value)));
+        }
+        Ok(found)
+    }
+
+    /// Writes and deletes `temp:` values, all or none. They are in memory when this returns.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost, or the values are too long.
+    pub async fn put_temp(
+        &self,
+        set: Vec<(StateKey, Vec<u8>)>,
+        delete: &[StateKey],
+    ) -> Result<(), EngineError> {
+        let (session, caller) = (self.ids.session, &self.call.caller);
+        let root = self.root().await?;
+        let user = self.engine.owner(session).await?.user;
+        let temps = &self.engine.inner().temps;
+        temps.put((caller, user), root, set, delete)?;
+        // If the root request has ended meanwhile, its values were dropped before these came.
+        let state = self.engine.durable_state(session).await?;
+        if !state.requests.contains_key(&root) {
+            temps.drop_root(root, true);
+            return Err(EngineError::NotFound);
+        }
+        Ok(())
+    }
+
+    /// The root of the request.
+    async fn root(&self) -> Result<RequestId, EngineError> {
+        let RequestRef {
+            session,
+            request,
+            fence,
+            ..
+        } = self.ids;
+        let caller = &self.call.caller;
+        self.engine
+            .root_of(caller, session, request, Some(fence))
+            .await
     }
 
     /// The user of the session, by pseudonym.

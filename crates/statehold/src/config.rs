@@ -11,6 +11,7 @@ mod kinds;
 mod layers;
 mod mistakes;
 mod models;
+mod pipelines;
 mod routers;
 mod secret;
 mod tables;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use statehold_core::limits::ITEM_ATTACHMENTS_MAX;
+use statehold_core::scope::StateKey;
 use statehold_engine::bodies::{AttachmentBody, Raw};
 
 use super::exchange::{StateNote, set_aside};
@@ -39,11 +40,14 @@ pub(super) struct AgentReply {
     state: Option<Raw>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shared_context: Option<Raw>,
+    /// `temp:` values that the agent writes. They are in memory only, so a replayed reply has none.
+    #[serde(skip)]
+    temp: Vec<(StateKey, Raw)>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     attachments: Vec<Raw>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     statehold: Option<Raw>,
-    /// Session values that were sent with the message.
+    /// State values that were sent with the message, without `temp:` values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     told: Option<Raw>,
     /// The session that the agent replied in, and its generation.
@@ -57,7 +61,14 @@ pub(super) struct AgentReply {
 }
 
 impl AgentReply {
-    pub(super) fn of(reply: ChatReply, told: Option<SharedContext>, notes: Vec<TraceNote>) -> Self {
+    /// The reply to a message that was sent with `told`. `export` are the keys that the agent may write.
+    pub(super) fn of(
+        mut reply: ChatReply,
+        export: &[StateKey],
+        told: Option<SharedContext>,
+        notes: Vec<TraceNote>,
+    ) -> Self {
+        let temp = shared::take_temp_values(export, &mut reply.shared_context);
         let calls = reply.tool_calls.iter();
         let calls = calls.map(|call| tool_call(&call.id, &call.name, &call.arguments));
         Self {
@@ -67,9 +78,10 @@ impl AgentReply {
             tool_calls: calls.collect(),
             state: reply.state,
             shared_context: reply.shared_context,
+            temp,
             attachments: reply.attachments,
             statehold: reply.statehold,
-            told: told.map(|told| told.values),
+            told: told.and_then(|told| told.kept),
             remote: None,
             ids: call_headers::returned_ids(&reply.headers),
             notes,
@@ -151,8 +163,11 @@ impl AgentReply {
             }
         }
         let shared = reply.shared_context.as_deref();
-        let ExportedState { values, left_out } =
-            shared::export_values(&spec.export, shared, kept.state.as_deref());
+        let ExportedState {
+            mut values,
+            left_out,
+        } = shared::export_values(&spec.export, shared, kept.state.as_deref());
+        values.extend(reply.temp);
         notes.extend(left_out);
         if gives_back {
             notes.extend(kept.note());

@@ -2,8 +2,8 @@
 //! the first message. The conversation of a forked session is new to its service, and so is one whose client
 //! brought earlier messages along.
 
-use super::shared::compact_json;
 use crate::history::{PastExchanges, left_out_note, newest_fitting};
+use crate::json_line::compact_json;
 use crate::llm::model_messages::{ModelMessages, text_exchanges};
 use crate::runner::AgentRun;
 use crate::turn::{TraceNote, TurnError};

@@ -18,6 +18,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
 use statehold_core::memory::AgentPath;
+use statehold_core::scope::StateKey;
 use statehold_engine::bodies::Raw;
 
 use super::briefing::Briefing;
@@ -75,6 +76,9 @@ struct ServiceReply {
     conversation: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shared_context: Option<Raw>,
+    /// `temp:` values that the agent writes. They are in memory only, so a replayed reply has none.
+    #[serde(skip)]
+    temp: Vec<(StateKey, Raw)>,
     /// Ids that the service returned for its side of the call.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     ids: BTreeMap<String, String>,
@@ -128,8 +132,11 @@ impl Agent for ConversationsAgent {
             service_reply => service_reply?,
         };
         let shared = service_reply.shared_context.as_deref();
-        let ExportedState { values, left_out } =
-            shared::export_values(&run.spec.export, shared, None);
+        let ExportedState {
+            mut values,
+            left_out,
+        } = shared::export_values(&run.spec.export, shared, None);
+        values.extend(service_reply.temp);
         let mut notes = service_reply.notes;
         notes.extend(left_out);
         let mut message = AgentMessage::plain(&service_reply.content);
@@ -228,7 +235,7 @@ impl ConversationsAgent {
         let made_from = raw(&(&run.input.content, &run.input.attachments));
         let mut prepared = None;
         if run.next_recorded_kind().is_none() {
-            let told = SharedContext::of(&run.session_values(&run.spec.import).await?);
+            let told = SharedContext::of(&run.state_values(&run.spec.import).await?);
             let briefing = if known.needs_briefing {
                 Briefing::read(run).await?
             } else {
@@ -241,13 +248,15 @@ impl ConversationsAgent {
         let client = self.client(run, run.spec.retries);
         let key = call_headers::idempotency_key(run.request.ids, run.steps_taken(), "");
         let (sink, session) = (run.draft_sink(), run.request.ids.session);
+        let export = run.spec.export.clone();
         let work = async move {
             let (text, notes) = prepared.ok_or_else(not_prepared)?;
             let conversation = known.conversation.as_deref().ok_or_else(not_prepared)?;
             let mut on_chunk = |chunk: &str| sink(chunk);
             let how = (true, &key);
             let reply = client.chat(conversation, &text, how, &mut on_chunk).await;
-            let reply = reply.map_err(|error| turn_failure(&error))?;
+            let mut reply = reply.map_err(|error| turn_failure(&error))?;
+            let temp = shared::take_temp_values(&export, &mut reply.shared_context);
             // If the service answered in another conversation, continue there.
             let other = reply.conversation_id.filter(|other| other != conversation);
             let has_moved = other.is_some();
@@ -267,6 +276,7 @@ impl ConversationsAgent {
                 content: reply.content,
                 conversation,
                 shared_context: reply.shared_context,
+                temp,
                 notes,
             };
             let extras = StepExtras {

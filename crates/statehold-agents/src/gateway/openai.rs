@@ -200,7 +200,7 @@ impl OpenaiAgent {
         };
         let (here, number) = (run.request.ids, run.steps_taken());
         let user = run.request.user().await?.to_string();
-        let sink = run.draft_sink();
+        let (sink, export) = (run.draft_sink(), run.spec.export.clone());
         let work = async move {
             let prepared = prepared.ok_or_else(not_prepared)?;
             let session = match mode {
@@ -259,7 +259,8 @@ impl OpenaiAgent {
                 MemoryMode::Stateless => turn_failure(&error),
             })?;
             let usage = reply.usage.as_ref().map(raw);
-            let mut agent_reply = AgentReply::of(reply, prepared.shared_context, prepared.notes);
+            let mut agent_reply =
+                AgentReply::of(reply, &export, prepared.shared_context, prepared.notes);
             let paused = agent_reply.pause()?;
             if paused.is_none() {
                 writer.flush();
@@ -293,7 +294,7 @@ fn step_input(input: &AgentMessage, deliveries: &[DecisionDelivery]) -> Vec<u8> 
 
 async fn shared_context(run: &AgentRun) -> Result<Option<SharedContext>, TurnError> {
     Ok(SharedContext::of(
-        &run.session_values(&run.spec.import).await?,
+        &run.state_values(&run.spec.import).await?,
     ))
 }
 

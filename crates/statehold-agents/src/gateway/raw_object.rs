@@ -24,6 +24,11 @@ impl RawObject {
         found.map(|(_, value)| &**value)
     }
 
+    /// Removes all members with other names.
+    pub(super) fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.0.retain(|(name, _)| is_kept(name));
+    }
+
     /// Replaces an existing member.
     pub(super) fn replace(&mut self, name: &str, value: Raw) {
         let mut members = self.0.iter_mut().rev();

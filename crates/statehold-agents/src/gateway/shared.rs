@@ -1,5 +1,7 @@
-//! Shared context: session values sent to an agent with a message, and session values that the agent
-//! may write with its answer. Agents of a session share nothing else.
+//! Shared context: state values sent to an agent with a message, and state values that the agent may write
+//! with its answer. Agents of a session share nothing else.
+//!
+//! `temp:` values are sent and written like the others, and are in no step and no item.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -7,6 +9,7 @@ use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::bodies::{Raw, text_of};
 
 use super::raw_object::RawObject;
+use crate::json_line::JsonLine;
 use crate::message::raw;
 use crate::turn::TraceNote;
 
@@ -18,10 +21,12 @@ const SENT_BYTES_MAX: usize = 4 * 1024;
 const WRITTEN_BYTES_MAX: usize = 16 * 1024;
 const WRITTEN_DEPTH_MAX: usize = 32;
 
-/// Session values sent with a message, as a JSON object on one line.
+/// State values sent with a message, as a JSON object on one line.
 #[derive(Debug, Clone)]
 pub(super) struct SharedContext {
     pub(super) values: Raw,
+    /// The values without `temp:` keys, to be stored. None if there are no others.
+    pub(super) kept: Option<Raw>,
     /// Keys whose values were truncated or omitted.
     clipped: Vec<String>,
 }
@@ -32,30 +37,26 @@ impl SharedContext {
         if values.is_empty() {
             return None;
         }
-        let (mut line, mut clipped) = ("{".to_owned(), Vec::new());
-        for (key, value) in values {
-            let name = compact_json(raw(&key.as_str()).get());
-            let comma = if line.len() > 1 { "," } else { "" };
-            let room = SENT_BYTES_MAX.saturating_sub(line.len() + name.len() + 3);
-            let whole = compact_json(value.get());
-            let shown = if whole.len() <= room {
-                Some(whole)
-            } else {
-                clipped.push(key.to_string());
-                truncate_text(value, room)
-            };
-            if let Some(shown) = shown {
-                line.extend([comma, name.as_str(), ":", shown.as_str()]);
-            }
-        }
-        line.push('}');
-        let values = RawValue::from_string(line).expect("JSON stays JSON on one line");
-        Some(Self { values, clipped })
+        let line = |is_kept: &dyn Fn(&StateKey) -> bool| {
+            let values = values.iter().filter(|(key, _)| is_kept(key));
+            let values = values.map(|(key, value)| (key.as_str(), &**value));
+            JsonLine::of(values, SENT_BYTES_MAX)
+        };
+        let json = |text| RawValue::from_string(text).expect("JSON stays JSON on one line");
+        let is_kept = |key: &StateKey| key.scope() != Scope::Temp;
+        let JsonLine { text, clipped } = line(&|_| true);
+        let keeps = values.iter().any(|(key, _)| is_kept(key));
+        Some(Self {
+            values: json(text),
+            kept: keeps.then(|| json(line(&is_kept).text)),
+            clipped,
+        })
     }
 
     /// Values that were sent with an earlier message.
     pub(super) fn from_stored(values: Raw) -> Self {
         Self {
+            kept: None,
             values,
             clipped: Vec::new(),
         }
@@ -91,53 +92,6 @@ pub(super) fn with_block(block: &str, content: &RawValue) -> Raw {
     }
 }
 
-/// Compacts JSON to one line. Escapes `[` in strings, so that no value can imitate the end marker.
-pub(super) fn compact_json(json: &str) -> String {
-    let mut line = String::with_capacity(json.len());
-    let (mut in_text, mut is_escaped) = (false, false);
-    for c in json.chars() {
-        if !in_text {
-            in_text = c == '"';
-            if !c.is_ascii_whitespace() {
-                line.push(c);
-            }
-            continue;
-        }
-        match c {
-            '[' => line.push_str("\\u005b"),
-            // Line separators that JSON allows unescaped in strings.
-            '\u{85}' => line.push_str("\\u0085"),
-            '\u{2028}' => line.push_str("\\u2028"),
-            '\u{2029}' => line.push_str("\\u2029"),
-            c => line.push(c),
-        }
-        if is_escaped {
-            is_escaped = false;
-        } else if c == '\\' {
-            is_escaped = true;
-        } else if c == '"' {
-            in_text = false;
-        }
-    }
-    line
-}
-
-/// Truncates a long string. Other values are omitted if they do not fit.
-fn truncate_text(value: &RawValue, room: usize) -> Option<String> {
-    let text: String = serde_json::from_str(value.get()).ok()?;
-    let mut shown = String::new();
-    for c in text.chars() {
-        let piece = compact_json(raw(&c).get());
-        let piece = piece.trim_matches('"');
-        let piece = if c == '"' { "\\\"" } else { piece };
-        if shown.len() + piece.len() + "\"…\"".len() > room {
-            break;
-        }
-        shown.push_str(piece);
-    }
-    (!shown.is_empty()).then(|| format!("\"{shown}…\""))
-}
-
 /// Values of the agent's export keys, from `shared_context` of its answer, or else of its state.
 pub(super) fn export_values(
     keys: &[StateKey],
@@ -157,7 +111,8 @@ pub(super) fn export_values(
         return exported;
     };
     let mut left_out = Vec::new();
-    for key in keys.iter().filter(|key| key.scope() == Scope::Session) {
+    let is_stored = |key: &&StateKey| matches!(key.scope(), Scope::Session | Scope::User);
+    for key in keys.iter().filter(is_stored) {
         match told.get(key.as_str()).map(normalize_value) {
             Some(Some(value)) => exported.values.push((key.clone(), value)),
             Some(None) => left_out.push(key.as_str()),
@@ -175,7 +130,26 @@ pub(super) fn export_values(
     exported
 }
 
-/// Session values that an agent writes.
+/// Takes the `temp:` values that an agent may write out of the `shared_context` of its answer, and with them
+/// all other members of that scope, so that none is recorded.
+pub(super) fn take_temp_values(
+    keys: &[StateKey],
+    shared_context: &mut Option<Raw>,
+) -> Vec<(StateKey, Raw)> {
+    let Some(mut told) = shared_context.as_deref().and_then(RawObject::parse) else {
+        return Vec::new();
+    };
+    let mut values = Vec::new();
+    for key in keys.iter().filter(|key| key.scope() == Scope::Temp) {
+        let value = told.get(key.as_str()).and_then(normalize_value);
+        values.extend(value.map(|value| (key.clone(), value)));
+    }
+    told.retain(|name| !name.starts_with("temp:"));
+    *shared_context = Some(raw(&told));
+    values
+}
+
+/// State values that an agent writes.
 #[derive(Debug, Default)]
 pub(super) struct ExportedState {
     pub(super) values: Vec<(StateKey, Raw)>,
@@ -184,7 +158,7 @@ pub(super) struct ExportedState {
 }
 
 /// Normalizes a value. Rejects large, deep or malformed values, because other agents will read it.
-fn normalize_value(value: &RawValue) -> Option<Raw> {
+pub(crate) fn normalize_value(value: &RawValue) -> Option<Raw> {
     if value.get().len() > WRITTEN_BYTES_MAX {
         return None;
     }
@@ -286,8 +260,9 @@ mod tests {
 
     #[test]
     fn only_what_may_be_written_is_and_the_answer_goes_before_the_state() {
-        let keys = [key("place"), key("user:name")];
-        let state = json(r#"{"shared_context":{"place":"Rome","user:name":1,"other":2}}"#);
+        let keys = [key("place"), key("temp:name"), key("app:name")];
+        let state =
+            json(r#"{"shared_context":{"place":"Rome","temp:name":1,"app:name":3,"other":2}}"#);
         let said = json(r#"{"place": 1.50}"#);
         let values = |said: Option<&RawValue>, state: Option<&RawValue>| {
             let values = export_values(&keys, said, state).values;

@@ -37,7 +37,7 @@ impl AgentRun {
         agent: &Name,
         message: &AgentMessage,
         passes: bool,
-    ) -> Result<ChildAnswer, TurnError> {
+    ) -> Result<(RequestId, ChildAnswer), TurnError> {
         let (child, answer) = match self.children.pop_front() {
             Some((started, asked)) if asked == *agent => (started, None),
             Some((_, asked)) => {
@@ -50,15 +50,21 @@ impl AgentRun {
         let answer = answer.filter(|_| passes);
         if let Some(message) = self.wait_for(child, draft, answer).await? {
             self.ending_child = Some(child);
-            return Ok(ChildAnswer::Completed(message));
+            return Ok((child, ChildAnswer::Completed(message)));
         }
         let ended = self.request.end_of(child).await?;
         self.notify_hook(StepKind::Child, CommitPhase::After);
-        Ok(child_answer(agent.as_str(), ended.as_ref()))
+        Ok((child, child_answer(agent.as_str(), ended.as_ref())))
+    }
+
+    /// Leaves out a child whose end is recorded in a step, so that the next agent is not taken for it.
+    pub(crate) fn leave_out_child(&mut self, child: RequestId) {
+        self.children.retain(|(known, _)| *known != child);
+        self.failed_child.take_if(|failed| failed.request == child);
     }
 
     /// The answer of a child that has ended.
-    pub(super) async fn answer_of(&self, child: RequestId) -> Result<AgentMessage, TurnError> {
+    pub(crate) async fn answer_of(&self, child: RequestId) -> Result<AgentMessage, TurnError> {
         let ended = self.request.end_of(child).await?;
         match child_answer("the agent", ended.as_ref()) {
             ChildAnswer::Completed(message) => Ok(message),
@@ -218,7 +224,7 @@ fn child_answer(agent: &str, ended: Option<&Ended>) -> ChildAnswer {
 }
 
 /// Error for a turn that takes other steps than it took before a crash or a pause.
-pub(super) fn step_mismatch(what: &str) -> TurnError {
+pub(crate) fn step_mismatch(what: &str) -> TurnError {
     let message = format!(
         "this turn cannot resume: {what}; its agent may have been declared anew in \
          between. Nothing was done twice; ask again"

@@ -48,6 +48,8 @@ step_kinds! {
     pub enum StepKind {
         /// A router chose the agent for the turn.
         Route = "route",
+        /// A pipeline began a phase.
+        Phase = "phase",
         /// A model replied.
         Model = "model",
         /// An agent behind a gateway replied.

@@ -13,7 +13,7 @@ use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
 use statehold_core::request::RequestOutcome;
-use statehold_core::scope::StateKey;
+use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::bodies::{ItemBody, Raw};
 use statehold_engine::leased::{
     ClaimedTurn, EarlierAttempts, EarlierChild, LeasedRequest, WriteBatch,
@@ -26,7 +26,7 @@ use super::generation::{Generation, TurnPermit};
 use super::journal::{Journal, StepBody, StepKind};
 use crate::message::{AgentMessage, raw};
 use crate::spec::{AgentKind, AgentSpec};
-use crate::turn::{TurnAnswer, TurnError};
+use crate::turn::{TraceNote, TurnAnswer, TurnError};
 
 /// When a step hook is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -165,9 +165,10 @@ impl AgentRun {
             // an old address.
             AgentKind::Openai(declared) => declared.credential.clone(),
             AgentKind::Conversations(declared) => declared.credential.clone(),
-            AgentKind::Worker | AgentKind::Llm(_) | AgentKind::Router(_) => {
-                claimed.service_credential
-            }
+            AgentKind::Worker
+            | AgentKind::Llm(_)
+            | AgentKind::Router(_)
+            | AgentKind::Pipeline(_) => claimed.service_credential,
         };
         let mut children: VecDeque<(RequestId, Name)> = VecDeque::new();
         let mut failed_child = None;
@@ -305,6 +306,13 @@ impl AgentRun {
         Ok(self.append(batch).await.map(drop)?)
     }
 
+    /// Appends a note to the trace.
+    pub(crate) async fn append_note(&self, note: &TraceNote) -> Result<(), TurnError> {
+        let mut batch = self.request.batch().await?;
+        batch.push(ItemKind::Note, None, &note.body());
+        Ok(self.append(batch).await.map(drop)?)
+    }
+
     /// Appends items, and right before them the deferred step, in one write to the disk.
     pub(super) async fn append_behind_step(
         &mut self,
@@ -333,18 +341,35 @@ impl AgentRun {
         assert!(is_committed, "each step is committed before the next");
     }
 
-    /// Values of the given session keys that exist.
-    pub(crate) async fn session_values(
+    /// Values of state keys that exist.
+    pub(crate) async fn state_values(
         &self,
         keys: &[StateKey],
     ) -> Result<Vec<(StateKey, Raw)>, TurnError> {
-        let mut found = Vec::new();
-        for key in keys {
-            let value = self.request.session_value(key.clone()).await?;
-            let value = value.and_then(|value| serde_json::from_slice(&value.value).ok());
-            found.extend(value.map(|value| (key.clone(), value)));
+        if keys.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(found)
+        let found = self.request.state_values(keys).await?.into_iter();
+        let found = found.filter_map(|(key, value)| {
+            let value = serde_json::from_slice(&value).ok()?;
+            Some((key, value))
+        });
+        Ok(found.collect())
+    }
+
+    /// Writes `temp:` values. None deletes one.
+    pub(crate) async fn put_temp(
+        &self,
+        values: Vec<(StateKey, Option<Raw>)>,
+    ) -> Result<(), EngineError> {
+        let (mut set, mut delete) = (Vec::new(), Vec::new());
+        for (key, value) in values {
+            match value {
+                Some(value) => set.push((key, value.get().as_bytes().to_vec())),
+                None => delete.push(key),
+            }
+        }
+        self.request.put_temp(set, &delete).await
     }
 
     /// Releases the lease, because the request waits for a person.
@@ -419,16 +444,13 @@ impl AgentRun {
             last.put(&mut batch, Some(&answer.message));
         }
         for note in &answer.notes {
-            let body = ItemBody {
-                name: Some(note.name.to_string()),
-                data: Some(note.data.clone()),
-                ..ItemBody::default()
-            };
-            batch.push(ItemKind::Note, None, &body);
+            batch.push(ItemKind::Note, None, &note.body());
         }
         let output = answer.message.put(batch.payloads());
-        for (key, value) in &answer.state {
-            batch.set_state(key.clone(), value);
+        let temp = self.put_state(answer, &mut batch);
+        if !temp.is_empty() {
+            // A turn that reads them begins when this end is decided, so they are there before.
+            self.put_temp(temp).await?;
         }
         if let Some(private) = &answer.private {
             batch.set_task_state(private);
@@ -446,5 +468,24 @@ impl AgentRun {
         let cancels_children = self.ending_child.is_none();
         let how = (cancels_children, on_decided);
         self.request.complete_with(output, batch, how).await
+    }
+
+    /// Adds the state values of an answer to its commit, and returns the `temp:` values.
+    fn put_state(
+        &self,
+        answer: &TurnAnswer,
+        batch: &mut WriteBatch,
+    ) -> Vec<(StateKey, Option<Raw>)> {
+        let own = self.spec.output_key.clone();
+        let own = own.map(|key| (key, raw(&answer.message.text())));
+        let mut temp = Vec::new();
+        for (key, value) in answer.state.iter().chain(&own) {
+            if key.scope() == Scope::Temp {
+                temp.push((key.clone(), Some(value.clone())));
+            } else {
+                batch.set_state(key.clone(), value);
+            }
+        }
+        temp
     }
 }

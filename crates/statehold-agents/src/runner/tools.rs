@@ -7,6 +7,7 @@
 
 mod execute;
 mod person;
+mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use serde_json::value::RawValue;
 use statehold_core::hold::{CallTarget, HoldKind, HoldStatus};
 use statehold_core::ids::{HoldId, ItemId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark};
+use statehold_core::name::Name;
 use statehold_core::request::{CallState, OpenCall};
 use statehold_engine::bodies::{ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason, Raw};
 use statehold_engine::{EngineError, HoldDetail};
@@ -28,12 +30,14 @@ use super::run::{AgentRun, CommitPhase, StepExtras};
 use crate::mcp::{McpTool, NoAnswer, ToolList, ToolMedia, ToolServers};
 use crate::message::raw;
 use crate::model::RequestedCall;
+use crate::spec::StateAccess;
 use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
 
 use execute::{ReleasedCall, ToolRunResult};
 use person::CallDecision;
 pub(crate) use person::render_for_model;
+use state::{StateWrite, offer_state_tools};
 
 /// How often the calls are recorded again if the policy becomes stricter between the check and the
 /// commit.
@@ -42,15 +46,18 @@ const POLICY_CHECKS_MAX: usize = 5;
 /// The tools of an agent as last offered to its model. Listed on first use.
 pub(crate) struct Toolbox {
     servers: Arc<ToolServers>,
-    names: Vec<statehold_core::name::Name>,
+    names: Vec<Name>,
+    /// The scopes of the state tools.
+    state: StateAccess,
     listed: Option<Arc<ToolList>>,
 }
 
 impl Toolbox {
-    pub(crate) fn new(servers: Arc<ToolServers>, names: Vec<statehold_core::name::Name>) -> Self {
+    pub(crate) fn new((servers, names): (Arc<ToolServers>, Vec<Name>), state: StateAccess) -> Self {
         Self {
             servers,
             names,
+            state,
             listed: None,
         }
     }
@@ -71,7 +78,9 @@ impl Toolbox {
     }
 
     async fn list(&self) -> ToolList {
-        self.servers.tools(&self.names).await
+        let mut list = self.servers.tools(&self.names).await;
+        offer_state_tools(&self.state, &mut list);
+        list
     }
 }
 
@@ -440,6 +449,7 @@ impl AgentRun {
         toolbox: &Toolbox,
     ) -> Result<(ItemId, CallSettlement), TurnError> {
         let id = one.call.id;
+        let mut write = None;
         let (outcome, result, note) = match next {
             CallAction::Ask | CallAction::Wait => return Ok((id, CallSettlement::Waits)),
             CallAction::Stuck(text) => {
@@ -451,10 +461,16 @@ impl AgentRun {
                 .await?
             {
                 ToolRunResult::Result(result) => (CallOutcome::Ran, result, released.note),
+                ToolRunResult::State(done) => {
+                    write = done.write;
+                    (CallOutcome::Ran, done.result, released.note)
+                }
                 ToolRunResult::Nothing(why) => return Ok((id, CallSettlement::Unanswered(why))),
             },
         };
-        let told = self.record_result(one, outcome, result, note).await?;
+        let told = self
+            .record_result(one, (outcome, result), note, write)
+            .await?;
         Ok((id, CallSettlement::Reported(told)))
     }
 
@@ -485,12 +501,13 @@ impl AgentRun {
         Ok(self.append(batch).await.map(drop)?)
     }
 
+    /// Records the result of a call, and with it the state value that the call writes.
     async fn record_result(
         &self,
         one: &PendingCall<'_>,
-        outcome: CallOutcome,
-        result: Raw,
+        (outcome, result): (CallOutcome, Raw),
         note: Option<String>,
+        write: Option<StateWrite>,
     ) -> Result<CallReport, TurnError> {
         let body = ItemBody {
             name: Some(one.call.tool.clone()),
@@ -506,6 +523,11 @@ impl AgentRun {
             outcome,
         };
         batch.push(ItemKind::ToolResult, Some(mark), &body);
+        match write {
+            Some((key, Some(value))) => batch.set_state(key, &value),
+            Some((key, None)) => batch.delete_state(key),
+            None => {}
+        }
         self.append(batch).await?;
         self.notify_hook(StepKind::ToolResult, CommitPhase::After);
         Ok(CallReport::of_result(outcome, &body))

@@ -12,6 +12,7 @@ mod restore;
 #[path = "../runner/rig.rs"]
 #[allow(dead_code, reason = "another program uses the rest of it")]
 mod rig;
+mod scopes;
 mod track;
 mod world;
 mod written_once;

@@ -7,7 +7,8 @@ use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 use statehold_agents::runner::Runner;
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, LlmSpec, MediaKind, ModelSpec, ToolServerSpec, ToolTransport,
+    AgentBook, AgentKind, AgentSpec, LlmSpec, MediaKind, ModelSpec, StateAccess, ToolServerSpec,
+    ToolTransport,
 };
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::request::RequestOutcome;
@@ -80,6 +81,7 @@ pub(crate) fn assistant(declared: &Declared) -> Arc<AgentSpec> {
             .collect(),
         steps_max: declared.steps_max,
         tokens_max: declared.tokens_max,
+        state: StateAccess::default(),
     };
     let agent = agent("assistant", AgentKind::Llm(Arc::new(spec)));
     let mut agent = Arc::into_inner(agent).expect("nobody else has it");

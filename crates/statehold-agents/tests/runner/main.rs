@@ -6,10 +6,12 @@ mod crashes;
 mod disk;
 mod llm;
 mod memory;
+mod phases;
 mod reload;
 mod resumed;
 mod rig;
 mod routed;
+mod scopes;
 mod unanswered;
 mod waits;
 
@@ -20,6 +22,7 @@ use rig::{Outcome, PATIENCE, Rig, agent, error, name, router};
 use statehold_agents::runner::{CommitPhase, SimulatedCrash, StepKind};
 use statehold_agents::spec::AgentKind;
 use statehold_core::hold::{DecisionKind, HoldKind};
+use statehold_core::ids::HoldId;
 use statehold_core::request::{LiveStatus, RequestOutcome};
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::{HoldSpec, testing};
@@ -160,12 +163,9 @@ async fn what_can_never_be_done_ends_the_turn_instead_of_being_tried_for_ever() 
     Ok(())
 }
 
-/// The weather agent opens a hold; it is shown at the top, answered, and the answer comes back up.
-async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
-    let session = rig.session(top).await;
-    let request = rig.ask(session, top, "weather?").await;
-    let claimed = rig.claim("weather").await;
-    let spec = HoldSpec {
+/// A question to a person.
+fn question() -> HoldSpec {
+    HoldSpec {
         kind: HoldKind::Question,
         title: "Which Springfield?".to_owned(),
         message: None,
@@ -179,8 +179,30 @@ async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
         expires_in_seconds: None,
         on_expiry: None,
         decide_by: None,
+    }
+}
+
+/// A person answers a question.
+async fn respond(rig: &Rig, hold: HoldId, text: &str) -> Outcome {
+    let detail = rig.engine.hold(&rig.local, hold).await?;
+    let answer = DecisionInput {
+        decision: DecisionKind::Respond,
+        digest: None,
+        args: None,
+        content: Some(serde_json::value::to_raw_value(text).expect("text")),
+        comment: None,
+        reason: None,
     };
-    rig.leased(&claimed).open_hold(spec).await?;
+    decide_shown(&rig.engine, &rig.call(), None, &detail, answer).await?;
+    Ok(())
+}
+
+/// The weather agent opens a hold; it is shown at the top, answered, and the answer comes back up.
+async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
+    let session = rig.session(top).await;
+    let request = rig.ask(session, top, "weather?").await;
+    let claimed = rig.claim("weather").await;
+    rig.leased(&claimed).open_hold(question()).await?;
     // The coordinator's lease is released while it waits.
     let paused = rig
         .until(request, |detail| {
@@ -195,16 +217,7 @@ async fn pause_and_resume(rig: &Rig, top: &str) -> Outcome {
         Some(LiveStatus::Waiting)
     );
     let hold = paused.pending.holds[0].hold.id;
-    let detail = rig.engine.hold(&rig.local, hold).await?;
-    let answer = DecisionInput {
-        decision: DecisionKind::Respond,
-        digest: None,
-        args: None,
-        content: Some(serde_json::value::to_raw_value("Illinois").expect("text")),
-        comment: None,
-        reason: None,
-    };
-    decide_shown(&rig.engine, &rig.call(), None, &detail, answer).await?;
+    respond(rig, hold, "Illinois").await?;
     rig.answer(&claimed, "Rain, 50").await;
     let ended = rig.ended(request).await;
     assert_eq!(

@@ -39,6 +39,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
         kind,
         import: Vec::new(),
         export: Vec::new(),
+        output_key: None,
         state_schema: None,
         keep_pairs: None,
         timeout: Duration::from_secs(10),
@@ -162,6 +163,27 @@ impl Rig {
         body: &ItemBody,
         files: &[AttachmentBody],
     ) -> RequestId {
+        self.start((session, agent), (body, files), None).await
+    }
+
+    /// Goes on from a request that failed, as a client does that repeats its message.
+    pub(crate) async fn go_on(&self, failed: &RequestDetail, text: &str) -> RequestId {
+        let content = serde_json::value::to_raw_value(text).expect("text");
+        let body = ItemBody {
+            content: Some(content),
+            ..ItemBody::default()
+        };
+        let (session, agent) = (failed.session.id, failed.task.agent.as_str());
+        let continued = Some((failed.request.id(), failed.task.id));
+        self.start((session, agent), (&body, &[]), continued).await
+    }
+
+    async fn start(
+        &self,
+        (session, agent): (SessionId, &str),
+        (body, files): (&ItemBody, &[AttachmentBody]),
+        continued: Option<(RequestId, TaskId)>,
+    ) -> RequestId {
         let payloads = testing::payloads(&self.engine, session).await;
         let mut payloads = payloads.expect("keys");
         let input = payloads.put(to_bytes(body));
@@ -172,9 +194,9 @@ impl Rig {
         let attachments = attachments.collect();
         let command = Command::StartRequest(StartRequest {
             chat: None,
-            continues: None,
+            continues: continued.map(|(request, _)| request),
             agent: name(agent),
-            task: None,
+            task: continued.map(|(_, task)| task),
             parent: None,
             input,
             attachments,

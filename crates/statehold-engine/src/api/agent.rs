@@ -32,7 +32,7 @@ pub struct AgentView {
     /// The description from the declaration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Of a router: the agents it chooses from.
+    /// Of a coordinator: the agents it calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agents: Option<Vec<Name>>,
     /// Tools with a policy. `*` stands for every other tool.

@@ -4,7 +4,7 @@
 use axum::response::Response;
 use serde::Deserialize;
 use statehold_agents::runner::RunnerError;
-use statehold_agents::spec::{AgentKind, AgentSpec, ChatSessions};
+use statehold_agents::spec::{AgentSpec, ChatSessions};
 use statehold_core::name::Name;
 use statehold_engine::api;
 use statehold_engine::api::agent::{AgentList, AgentView};
@@ -106,10 +106,10 @@ fn declared(spec: &AgentSpec) -> AgentView {
         name: spec.name.clone(),
         kind: spec.kind.word(),
         description: spec.description.clone(),
-        agents: match &spec.kind {
-            AgentKind::Router(router) => Some(router.agents.clone()),
-            _ => None,
-        },
+        agents: spec
+            .kind
+            .coordinated_agents()
+            .map(|agents| agents.into_iter().cloned().collect()),
         tools: Vec::new(),
         sessions: match spec.sessions {
             ChatSessions::Auto => "auto",

@@ -248,7 +248,7 @@ pub(crate) fn needs_session() -> Problem {
     )
 }
 
-/// Whether an agent, or an agent that it routes to, needs a session: it works in another process, or its
+/// Whether an agent, or an agent below it, needs a session: it works in another process, or its
 /// service keeps the conversation and receives only new messages.
 fn works_in_sessions_only(book: &AgentBook, agent: &Name) -> bool {
     let (mut open, mut seen) = (vec![agent], BTreeSet::new());
@@ -258,8 +258,7 @@ fn works_in_sessions_only(book: &AgentBook, agent: &Name) -> bool {
         }
         match book.agent(agent).map(|spec| &spec.kind) {
             None | Some(AgentKind::Worker | AgentKind::Conversations(_)) => return true,
-            Some(AgentKind::Router(router)) => open.extend(&router.agents),
-            Some(_) => {}
+            Some(kind) => open.extend(kind.coordinated_agents().into_iter().flatten()),
         }
     }
     false

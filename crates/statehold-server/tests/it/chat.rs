@@ -46,6 +46,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind, sessions: ChatSessions) -> (Nam
         kind,
         import: Vec::new(),
         export: Vec::new(),
+        output_key: None,
         state_schema: None,
         keep_pairs: None,
         timeout: Duration::from_secs(5),

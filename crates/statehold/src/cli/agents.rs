@@ -35,7 +35,7 @@ impl AgentsCommand {
     }
 }
 
-/// The agents that a router chooses from.
+/// The agents that a coordinator calls.
 fn chosen_agents(agent: &Value) -> Option<String> {
     let chosen = agent["agents"].as_array()?.iter();
     let chosen: Vec<&str> = chosen.filter_map(Value::as_str).collect();

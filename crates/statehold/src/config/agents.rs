@@ -118,8 +118,15 @@ pub(crate) fn policies(agents: &BTreeMap<Name, AgentConfig>) -> Policies {
             .collect(),
     };
     let calls = |agent: &AgentConfig| {
-        let AgentDeclaration { agents, calls, .. } = &agent.declared;
-        agents.iter().chain(calls).flatten().cloned().collect()
+        let AgentDeclaration {
+            agents,
+            calls,
+            phases,
+            ..
+        } = &agent.declared;
+        let phases = phases.iter().flatten().map(|phase| &phase.agent);
+        let named = agents.iter().chain(calls).flatten();
+        named.chain(phases).cloned().collect()
     };
     let declared = agents.iter().filter(|(_, agent)| !agent.is_policies_only());
     let close_on = agents.iter().filter_map(|(name, agent)| {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, ConversationsSpec, LlmSpec, ModelSpec, OpenaiSpec,
-    ToolServerSpec, ToolTransport,
+    StateAccess, ToolServerSpec, ToolTransport,
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -26,7 +26,7 @@ use super::layers::{SourcedValue, step};
 use super::mistakes::{ConfigMistakes, ConfigReader};
 use super::models::ModelConfig;
 use super::tool_servers::ToolServerConfig;
-use super::values::{BoundedNumber, NonEmptyText, SchemaTable, ServiceUrl, SessionStateKey};
+use super::values::{BoundedNumber, NonEmptyText, SchemaTable, ServiceUrl};
 use super::{Config, ConfigEnvironment};
 
 /// The agents that a configuration declares.
@@ -94,6 +94,11 @@ impl ConfigReader<'_> {
 
     fn tool_server(&mut self, name: &Name, server: &ToolServerConfig) -> Option<ToolServerSpec> {
         let place = format!("{TOOL_SERVERS}.{}", step(name.as_str()));
+        if name.as_str().starts_with("statehold.") {
+            let what = "is a name that only the server itself uses";
+            let hint = "choose one that does not begin with `statehold.`";
+            self.add_mistake(place.clone(), what, hint);
+        }
         if name.as_str().contains("__") {
             let what = "has `__` in its name, which stands between a server and its tool";
             self.add_mistake(
@@ -196,11 +201,11 @@ impl ConfigReader<'_> {
             DeclaredKind::Router => self
                 .router(place, name, &mut declaration)
                 .map(|spec| AgentKind::Router(Arc::new(spec))),
+            DeclaredKind::Pipeline => self
+                .pipeline(place, name, &mut declaration)
+                .map(|spec| AgentKind::Pipeline(Arc::new(spec))),
         };
-        let keys = |keys: &Option<Vec<SessionStateKey>>| {
-            let keys = keys.iter().flatten();
-            keys.map(|key| key.key().clone()).collect()
-        };
+        self.require_own_output_key(place, &declaration);
         let built = built?;
         let default = built.default_sessions();
         let sessions = declaration.sessions.unwrap_or(default);
@@ -211,8 +216,15 @@ impl ConfigReader<'_> {
         Some(AgentSpec {
             name: name.clone(),
             description: declaration.description.clone().map(Into::into),
-            import: keys(&declaration.import),
-            export: keys(&declaration.export),
+            import: {
+                let keys = declaration.import.iter().flatten();
+                keys.map(|key| key.key().clone()).collect()
+            },
+            export: {
+                let keys = declaration.export.iter().flatten();
+                keys.map(|key| key.key().clone()).collect()
+            },
+            output_key: declaration.output_key.as_ref().map(|key| key.key().clone()),
             state_schema: state_schema.map(Arc::new),
             keep_pairs: declaration
                 .keep_pairs
@@ -225,6 +237,23 @@ impl ConfigReader<'_> {
         })
     }
 
+    /// Requires that an agent does not export the key of its answer: one commit writes a key once.
+    fn require_own_output_key(&mut self, place: &str, declaration: &AgentDeclaration) {
+        let Some(key) = &declaration.output_key else {
+            return;
+        };
+        if declaration
+            .export
+            .iter()
+            .flatten()
+            .any(|other| other == key)
+        {
+            let what = format!("is `{}`, which is among `{place}.export`", key.key());
+            let hint = "take it out there: the whole answer is written under this key";
+            self.add_mistake(format!("{place}.output_key"), &what, hint);
+        }
+    }
+
     /// The digest of an agent's declaration with defaults, and of the models and tool servers it uses.
     fn digest(
         &self,
@@ -235,7 +264,10 @@ impl ConfigReader<'_> {
     ) -> Digest {
         let model = match kind {
             DeclaredKind::Llm | DeclaredKind::Router => declaration.model.as_ref(),
-            DeclaredKind::Worker | DeclaredKind::Openai | DeclaredKind::Conversations => None,
+            DeclaredKind::Worker
+            | DeclaredKind::Openai
+            | DeclaredKind::Conversations
+            | DeclaredKind::Pipeline => None,
         };
         let models = self.config.models.iter();
         let models = models
@@ -343,6 +375,13 @@ impl ConfigReader<'_> {
             tool_servers,
             steps_max: u32::try_from(steps_max.get()).unwrap_or(u32::MAX),
             tokens_max: declaration.tokens_max.map(BoundedNumber::get),
+            state: StateAccess {
+                read: declaration.state_read.iter().flatten().copied().collect(),
+                write: {
+                    let scopes = declaration.state_write.iter().flatten();
+                    scopes.map(|scope| scope.scope()).collect()
+                },
+            },
         })
     }
 

@@ -54,6 +54,7 @@ fn every_example_can_be_used() {
         "docs/configuration.md",
         "docs/holds.md",
         "docs/operations.md",
+        "docs/state-modes.md",
     ];
     let mut count = 0;
     for name in pages {

@@ -158,7 +158,7 @@ pub(super) fn redact_prompts(steps: &[String], value: Value) -> Value {
         return digest_of_text(&value);
     }
     match value {
-        Value::Array(mut rules) if setting == "rules" => {
+        Value::Array(mut rules) if ["phases", "rules"].contains(&setting) => {
             for rule in rules.iter_mut().filter_map(Value::as_table_mut) {
                 if let Some(instructions) = rule.get_mut("instructions") {
                     *instructions = digest_of_text(instructions);

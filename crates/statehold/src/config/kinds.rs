@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use statehold_agents::spec::{ChatMemory, ChatSessions};
+use statehold_agents::spec::{
+    ChatMemory, ChatSessions, LoopLimitPolicy, PhaseErrorPolicy, PhaseInput,
+};
 use statehold_core::name::Name;
+use statehold_core::scope::Scope;
 use statehold_core::task::CloseOn;
 
 use super::values::{
-    BoundedNumber, MessagePattern, NonEmptyText, SchemaTable, ServiceHeaders, ServiceUrl,
-    SessionStateKey,
+    BoundedNumber, MessagePattern, NonEmptyText, ReadStateKey, SchemaTable, ServiceHeaders,
+    ServiceUrl, WrittenScope, WrittenStateKey,
 };
 
 /// The kind of an agent.
@@ -27,15 +30,18 @@ pub(crate) enum DeclaredKind {
     Llm,
     /// A coordinator that chooses one agent per turn.
     Router,
+    /// A coordinator that runs agents one after another.
+    Pipeline,
 }
 
 impl DeclaredKind {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Worker,
         Self::Openai,
         Self::Conversations,
         Self::Llm,
         Self::Router,
+        Self::Pipeline,
     ];
 
     /// The name of the kind in the file.
@@ -46,6 +52,7 @@ impl DeclaredKind {
             Self::Conversations => "conversations",
             Self::Llm => "llm",
             Self::Router => "router",
+            Self::Pipeline => "pipeline",
         }
     }
 }
@@ -56,12 +63,15 @@ pub(crate) type TimeoutSeconds = BoundedNumber<1, 3_600>;
 pub(crate) type RetryCount = BoundedNumber<0, 10>;
 /// The most model calls of one turn.
 pub(crate) type StepCount = BoundedNumber<1, 256>;
+/// The most loop-backs of one turn.
+pub(crate) type LoopCount = BoundedNumber<0, 100>;
 /// A count within the exact integers of JSON.
 pub(crate) type JsonCount<const LEAST: u64> = BoundedNumber<LEAST, 9_007_199_254_740_991>;
 
 pub(super) const TIMEOUT_SECONDS: TimeoutSeconds = TimeoutSeconds::fixed(60);
 pub(super) const RETRIES: RetryCount = RetryCount::fixed(2);
 pub(super) const STEPS_MAX: StepCount = StepCount::fixed(16);
+pub(super) const LOOPS_MAX: LoopCount = LoopCount::fixed(3);
 
 /// The declaration of an agent, apart from policies. [`SETTINGS`] lists which kind has which
 /// settings; here every field is optional.
@@ -71,21 +81,27 @@ pub(crate) struct AgentDeclaration {
     /// The agents that a router chooses from.
     pub(super) agents: Option<Vec<Name>>,
     pub(super) answer_by: Option<AnswerBy>,
+    pub(super) answer_from: Option<Name>,
     pub(super) answer_prompt: Option<NonEmptyText>,
     pub(super) base_url: Option<ServiceUrl>,
     /// The agents that a worker's keys may call below its requests.
     pub(super) calls: Option<Vec<Name>>,
     pub(super) close_on: Option<CloseOn>,
     pub(super) description: Option<NonEmptyText>,
-    pub(super) export: Option<Vec<SessionStateKey>>,
+    pub(super) export: Option<Vec<WrittenStateKey>>,
     pub(super) headers: Option<ServiceHeaders>,
-    pub(super) import: Option<Vec<SessionStateKey>>,
+    pub(super) import: Option<Vec<ReadStateKey>>,
     pub(super) keep_pairs: Option<JsonCount<0>>,
     pub(super) kind: Option<DeclaredKind>,
+    pub(super) loops_max: Option<LoopCount>,
     pub(super) memory: Option<ChatMemory>,
     /// For `openai` the model's name at the service, otherwise the name of a declared model.
     pub(super) model: Option<NonEmptyText>,
+    pub(super) on_loop_limit: Option<LoopLimitPolicy>,
     pub(super) otherwise: Option<Name>,
+    pub(super) output_key: Option<WrittenStateKey>,
+    /// The phases of a pipeline.
+    pub(super) phases: Option<Vec<PhaseTable>>,
     pub(super) prompt: Option<NonEmptyText>,
     pub(super) prompt_file: Option<PathBuf>,
     pub(super) retries: Option<RetryCount>,
@@ -93,8 +109,10 @@ pub(crate) struct AgentDeclaration {
     pub(super) routing_prompt: Option<NonEmptyText>,
     pub(super) rules: Option<Vec<RuleTable>>,
     pub(super) sessions: Option<ChatSessions>,
+    pub(super) state_read: Option<Vec<Scope>>,
     pub(super) state_schema: Option<SchemaTable>,
     pub(super) state_schema_file: Option<PathBuf>,
+    pub(super) state_write: Option<Vec<WrittenScope>>,
     pub(super) steps_max: Option<StepCount>,
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
     pub(super) tokens_max: Option<JsonCount<1>>,
@@ -129,12 +147,74 @@ pub(super) struct RuleTable {
     pub(super) instructions: Option<NonEmptyText>,
 }
 
-use DeclaredKind::{Conversations, Llm, Openai, Router, Worker};
+/// One phase of a pipeline.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PhaseTable {
+    pub(super) agent: Name,
+    #[serde(default)]
+    pub(super) input: PhaseInput,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) instructions: Option<NonEmptyText>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) loop_back: Vec<LoopTable>,
+    /// The name of the agent if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<Name>,
+    #[serde(default)]
+    pub(super) on_error: PhaseErrorPolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) retries: Option<RetryCount>,
+    #[serde(default)]
+    pub(super) sees: SeenPhases,
+}
+
+impl PhaseTable {
+    pub(super) fn name(&self) -> &Name {
+        self.name.as_ref().unwrap_or(&self.agent)
+    }
+}
+
+/// The answers that a phase sees: a word, or the names of phases.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected \"all\", \"last\", \"none\" or a list of phases"
+)]
+pub(super) enum SeenPhases {
+    Word(SeenWord),
+    Named(Vec<Name>),
+}
+
+impl Default for SeenPhases {
+    fn default() -> Self {
+        Self::Word(SeenWord::All)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SeenWord {
+    All,
+    Last,
+    None,
+}
+
+/// One rule of a phase for going back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LoopTable {
+    pub(super) pattern: MessagePattern,
+    pub(super) to: Name,
+}
+
+use DeclaredKind::{Conversations, Llm, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 29] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 36] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
+    ("answer_from", &[Pipeline]),
     ("answer_prompt", &[Router]),
     ("base_url", &[Openai, Conversations]),
     ("calls", &[Worker]),
@@ -146,9 +226,16 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 29] = [
     ("import", &[Openai, Conversations, Llm]),
     ("keep_pairs", &[Openai]),
     ("kind", &DeclaredKind::ALL),
+    ("loops_max", &[Pipeline]),
     ("memory", &[Openai]),
     ("model", &[Openai, Llm, Router]),
+    ("on_loop_limit", &[Pipeline]),
     ("otherwise", &[Router]),
+    (
+        "output_key",
+        &[Openai, Conversations, Llm, Router, Pipeline],
+    ),
+    ("phases", &[Pipeline]),
     ("prompt", &[Llm]),
     ("prompt_file", &[Llm]),
     ("retries", &[Openai, Conversations, Llm]),
@@ -156,8 +243,10 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 29] = [
     ("routing_prompt", &[Router]),
     ("rules", &[Router]),
     ("sessions", &DeclaredKind::ALL),
+    ("state_read", &[Llm]),
     ("state_schema", &[Openai]),
     ("state_schema_file", &[Openai]),
+    ("state_write", &[Llm]),
     ("steps_max", &[Llm]),
     ("timeout_seconds", &[Openai, Conversations]),
     ("tokens_max", &[Llm]),

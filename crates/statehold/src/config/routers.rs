@@ -1,4 +1,4 @@
-//! Routers: the agents they choose from, how they choose, and that no router reaches itself.
+//! Routers: the agents they choose from, how they choose, and that no coordinator reaches itself.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -115,7 +115,7 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// Requires that no router reaches itself, directly or through others.
+    /// Requires that no coordinator reaches itself, directly or through others.
     pub(super) fn require_no_circles(&mut self) {
         for name in self.config.agents.keys() {
             let Some(circle) = find_circle(self.config, name) else {
@@ -125,11 +125,15 @@ impl ConfigReader<'_> {
             if circle.iter().all(|other| name <= *other) {
                 let path: Vec<&str> = circle.into_iter().map(Name::as_str).collect();
                 let what = format!("leads back to itself: {}", path.join(" → "));
-                let key = format!("{AGENTS}.{}.agents", step(name.as_str()));
-                let hint = if path.len() == 2 {
-                    format!("take it out; {}", suggest_agents(self.config, name))
-                } else {
+                let is_pipeline = is_pipeline(self.config, name);
+                let list = if is_pipeline { "phases" } else { "agents" };
+                let key = format!("{AGENTS}.{}.{list}", step(name.as_str()));
+                let hint = if path.len() > 2 {
                     "take one of them out of the list of another".to_owned()
+                } else if is_pipeline {
+                    "take it out; to repeat a phase, use `loop_back`".to_owned()
+                } else {
+                    format!("take it out; {}", suggest_agents(self.config, name))
                 };
                 self.add_mistake(key, &what, hint);
             }
@@ -137,8 +141,11 @@ impl ConfigReader<'_> {
     }
 }
 
-/// All agents but this one: a router never chooses itself.
-fn others<'a>(config: &'a Config, name: &Name) -> impl Iterator<Item = &'a Name> + Clone {
+/// All agents but this one: a coordinator never calls itself.
+pub(super) fn others<'a>(
+    config: &'a Config,
+    name: &Name,
+) -> impl Iterator<Item = &'a Name> + Clone {
     config.agents.keys().filter(move |other| *other != name)
 }
 
@@ -155,7 +162,7 @@ fn suggest_agents(config: &Config, name: &Name) -> String {
     }
 }
 
-/// The shortest path from a router through others back to it.
+/// The shortest path from a coordinator through others back to it.
 fn find_circle<'a>(config: &'a Config, start: &'a Name) -> Option<Vec<&'a Name>> {
     let mut came_from: BTreeMap<&Name, &Name> = BTreeMap::new();
     let mut next = VecDeque::from([start]);
@@ -181,10 +188,26 @@ fn find_circle<'a>(config: &'a Config, start: &'a Name) -> Option<Vec<&'a Name>>
     None
 }
 
-/// The candidates of a router; empty for other agents.
-fn candidates_of<'a>(config: &'a Config, name: &Name) -> &'a [Name] {
+/// The agents that a coordinator calls; empty for other agents.
+fn candidates_of<'a>(config: &'a Config, name: &Name) -> Vec<&'a Name> {
+    let Some(agent) = config.agents.get(name) else {
+        return Vec::new();
+    };
+    let declared = &agent.declared;
+    match declared.kind.unwrap_or_default() {
+        DeclaredKind::Router => declared.agents.iter().flatten().collect(),
+        DeclaredKind::Pipeline => {
+            let phases = declared.phases.iter().flatten();
+            phases.map(|phase| &phase.agent).collect()
+        }
+        DeclaredKind::Worker
+        | DeclaredKind::Openai
+        | DeclaredKind::Conversations
+        | DeclaredKind::Llm => Vec::new(),
+    }
+}
+
+fn is_pipeline(config: &Config, name: &Name) -> bool {
     let agent = config.agents.get(name);
-    let router = agent.filter(|agent| agent.declared.kind == Some(DeclaredKind::Router));
-    let agents = router.and_then(|agent| agent.declared.agents.as_deref());
-    agents.unwrap_or_default()
+    agent.is_some_and(|agent| agent.declared.kind == Some(DeclaredKind::Pipeline))
 }

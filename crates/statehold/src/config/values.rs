@@ -220,27 +220,70 @@ impl TryFrom<BTreeMap<String, HeaderSource>> for ServiceHeaders {
     }
 }
 
-/// A state key of the session scope.
+/// A state key that an agent may read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct SessionStateKey(StateKey);
+pub(crate) struct ReadStateKey(StateKey);
 
-impl SessionStateKey {
+impl ReadStateKey {
     pub(crate) fn key(&self) -> &StateKey {
         &self.0
     }
 }
 
-impl TryFrom<String> for SessionStateKey {
+impl TryFrom<String> for ReadStateKey {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let key: StateKey = text.parse().map_err(|error| format!("`{text}`: {error}"))?;
-        match key.scope() {
-            Scope::Session => Ok(Self(key)),
-            Scope::App | Scope::User | Scope::Temp => Err(format!(
-                "`{text}` is not a key of the session; only keys without a prefix go to agents and back"
+        let key = text.parse().map_err(|error| format!("`{text}`: {error}"))?;
+        Ok(Self(key))
+    }
+}
+
+/// A state key that an agent may write.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct WrittenStateKey(ReadStateKey);
+
+impl WrittenStateKey {
+    pub(crate) fn key(&self) -> &StateKey {
+        self.0.key()
+    }
+}
+
+impl TryFrom<String> for WrittenStateKey {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let key = ReadStateKey::try_from(text)?;
+        match key.key().scope() {
+            Scope::App => Err(format!(
+                "`{}` is a key of the app, which agents only read; admins write it",
+                key.key()
             )),
+            Scope::User | Scope::Session | Scope::Temp => Ok(Self(key)),
+        }
+    }
+}
+
+/// A scope that an agent may write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Scope")]
+pub(crate) struct WrittenScope(Scope);
+
+impl WrittenScope {
+    pub(crate) fn scope(self) -> Scope {
+        self.0
+    }
+}
+
+impl TryFrom<Scope> for WrittenScope {
+    type Error = &'static str;
+
+    fn try_from(scope: Scope) -> Result<Self, Self::Error> {
+        match scope {
+            Scope::App => Err("agents only read the scope `app`; admins write it"),
+            Scope::User | Scope::Session | Scope::Temp => Ok(Self(scope)),
         }
     }
 }

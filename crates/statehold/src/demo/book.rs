@@ -69,6 +69,7 @@ fn agent(text: &str, description: &str, kind: AgentKind) -> AgentSpec {
         kind,
         import: Vec::new(),
         export: Vec::new(),
+        output_key: None,
         state_schema: None,
         keep_pairs: None,
         timeout: TIMEOUT,

@@ -11,6 +11,7 @@ use statehold_core::record::Event;
 use statehold_engine::PageLimit;
 use statehold_engine::bodies::Raw;
 
+use super::state::{STATE_SERVER, StateCallResult};
 use super::{PendingCall, Toolbox, is_chosen_tool};
 use crate::gateway::traceparent;
 use crate::mcp::{CallMeta, McpTool, NoAnswer, ToolError, ToolList, ToolReply};
@@ -38,6 +39,8 @@ pub(super) struct ReleasedCall {
 /// Result of an executed call.
 pub(super) enum ToolRunResult {
     Result(Raw),
+    /// A state tool ran.
+    State(StateCallResult),
     Nothing(NoAnswer),
 }
 
@@ -110,6 +113,11 @@ impl AgentRun {
         listing: &Arc<ToolList>,
         toolbox: &Toolbox,
     ) -> Result<ToolRunResult, TurnError> {
+        if one.requested.server == STATE_SERVER {
+            let (tool, arguments) = (&one.requested.original, &released.arguments);
+            let called = self.call_state_tool(tool, arguments, &toolbox.state);
+            return called.await.map(ToolRunResult::State);
+        }
         let mut listing = Arc::clone(listing);
         let mut retries_left = if one.call.idempotent {
             self.spec.retries

@@ -101,6 +101,7 @@ impl Scene {
             kind: AgentKind::Worker,
             import: Vec::new(),
             export: Vec::new(),
+            output_key: None,
             state_schema: None,
             keep_pairs: None,
             timeout: Duration::from_secs(10),
@@ -141,7 +142,7 @@ async fn about_to_leave<'w>(
     let mut open = run.open_calls(&[requested], None).await.expect("a call");
     let one = open.pop().expect("a call");
     let servers = Arc::new(ToolServers::new(&AgentBook::default(), None));
-    let mut toolbox = Toolbox::new(servers, Vec::new());
+    let mut toolbox = Toolbox::new((servers, Vec::new()), StateAccess::default());
     let stuck = run.open_approvals(&[&one], &mut toolbox).await;
     assert!(stuck.expect("a hold").is_empty());
     let snapshot = run.load_snapshot().await.expect("a snapshot");
@@ -170,7 +171,7 @@ async fn a_decision_between_look_and_leave_is_carried_out_by_the_same_run() {
     assert_eq!(released.arguments.get(), r#"{"amount":5}"#);
     assert_eq!(released.note, None);
     let result = raw(&json!("paid"));
-    let recorded = run.record_result(&one, CallOutcome::Ran, result, None);
+    let recorded = run.record_result(&one, (CallOutcome::Ran, result), None, None);
     assert_eq!(recorded.await.expect("a result").text, "paid");
     let done = run
         .complete(&TurnAnswer::plain(AgentMessage::plain("Paid.")))

@@ -7,7 +7,7 @@ use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::{
     AgentBook, AgentKind, ChatMemory, ChatSessions, FinalAnswer, LlmSpec, ModelSpec, OpenaiSpec,
-    RouterSpec, Routing, ToolServerSpec, ToolTransport,
+    RouterSpec, Routing, StateAccess, ToolServerSpec, ToolTransport,
 };
 use statehold_engine::{Engine, EngineOptions, MemoryKeys, SystemClock};
 use statehold_fakes::chat::{streamed, wants, word};
@@ -66,6 +66,7 @@ impl Upstream {
             tool_servers: vec![name("rows")],
             steps_max: 8,
             tokens_max: None,
+            state: StateAccess::default(),
         }));
         let model = ModelSpec {
             name: name("main"),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, ChatSessions, FinalAnswer, LlmSpec, OpenaiSpec, RouterSpec,
-    Routing,
+    Routing, StateAccess,
 };
 use statehold_core::name::Name;
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
@@ -55,6 +55,7 @@ fn book() -> AgentBook {
         tool_servers: Vec::new(),
         steps_max: 16,
         tokens_max: None,
+        state: StateAccess::default(),
     }));
     let agents = [
         Arc::new(coordinator),

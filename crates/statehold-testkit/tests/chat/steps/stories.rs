@@ -15,6 +15,8 @@ pub(super) const TOOLS: [(&str, bool); 4] = [
 /// A turn, and everything that happens in it.
 pub(super) struct Story {
     pub(super) agent: &'static str,
+    /// The agents below that one, in the order of the tree.
+    pub(super) below: &'static [&'static str],
     pub(super) asked: &'static str,
     pub(super) answer: &'static str,
     /// Every kind of step in it, and how often.
@@ -23,9 +25,10 @@ pub(super) struct Story {
     pub(super) calls: &'static [&'static str],
 }
 
-pub(super) const STORIES: [Story; 3] = [
+pub(super) const STORIES: [Story; 4] = [
     Story {
         agent: "gpa",
+        below: &[],
         asked: "gpa: what is new?",
         answer: "Nothing is new today.",
         steps: &[
@@ -38,6 +41,7 @@ pub(super) const STORIES: [Story; 3] = [
     },
     Story {
         agent: "ums",
+        below: &[],
         asked: "ums: who is there?",
         answer: "Ann and Bob are there.",
         steps: &[
@@ -51,6 +55,7 @@ pub(super) const STORIES: [Story; 3] = [
     },
     Story {
         agent: "assistant",
+        below: &[],
         asked: "assistant: do it all.",
         answer: "It is all done.",
         steps: &[
@@ -67,7 +72,29 @@ pub(super) const STORIES: [Story; 3] = [
             "pay", "wipe",
         ],
     },
+    Story {
+        agent: "line",
+        below: &["parse", "write"],
+        asked: "line: how much was sold?",
+        answer: "Three were sold.",
+        steps: &[
+            (StepKind::Route, 1),
+            (StepKind::Phase, 2),
+            (StepKind::Child, 3),
+            (StepKind::AgentCall, 2),
+            (StepKind::Answer, 4),
+        ],
+        calls: &["chooser", "parse", "write"],
+    },
 ];
+
+impl Story {
+    /// Which answer of the turn is the one that the agents above pass on: the first, or that of the last
+    /// phase.
+    fn answered_by(&self) -> usize {
+        self.below.len().max(1)
+    }
+}
 
 /// Where the server dies.
 #[derive(Debug, Clone, Copy)]
@@ -91,18 +118,28 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
         .iter()
         .map(|call| ((*call).to_owned(), 1))
         .collect();
-    // The agent begins when the request to it is durable, and so is the route: it may have been called.
-    let is_routed =
-        death.is_some_and(|death| (death.kind, death.moment) == (StepKind::Route, "after"));
-    if is_routed {
-        let first = match story.agent {
-            "ums" => "ums find",
-            "assistant" => "model 0",
-            agent => agent,
-        };
+    let or_again = |call: &str| {
         let mut again = counts.clone();
-        *again.entry(first.to_owned()).or_default() += 1;
-        return vec![counts, again];
+        *again.entry(call.to_owned()).or_default() += 1;
+        vec![counts.clone(), again]
+    };
+    match death.map(|death| (death.kind, death.moment, death.time)) {
+        // The agent begins when the request to it is durable, and so is the route: it may have been called.
+        Some((StepKind::Route, "after", _)) => {
+            return or_again(match story.agent {
+                "ums" => "ums find",
+                "assistant" => "model 0",
+                "line" => "parse",
+                agent => agent,
+            });
+        }
+        // So it is with the agent of a phase.
+        Some((StepKind::Phase, "after", nth)) => return or_again(story.below[nth - 1]),
+        // A pipeline begins when the request to it is decided: the route may not be recorded.
+        Some((StepKind::Phase, "before", 1) | (StepKind::Child, "before", 2)) => {
+            return or_again("chooser");
+        }
+        _ => {}
     }
     let Some(death) = death.filter(|death| death.moment == "before") else {
         return vec![counts];
@@ -111,15 +148,21 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
     let last = match story.agent {
         "ums" => "ums say".to_owned(),
         "assistant" => format!("model {}", TOOLS.len()),
+        "line" => "write".to_owned(),
         agent => agent.to_owned(),
     };
+    let is_first_phase = !story.below.is_empty() && death.time == 1;
     let again = match death.kind {
+        // The answer of the phase before it is recorded.
+        StepKind::Phase => None,
+        StepKind::Child if death.time > 1 => None,
         // The route is recorded with the request to the chosen agent.
         StepKind::Route | StepKind::Child => Some("chooser".to_owned()),
         // The calls are recorded with the reply that wants them.
         StepKind::Model | StepKind::ToolCall => Some(format!("model {}", death.time - 1)),
+        StepKind::AgentCall | StepKind::Answer if is_first_phase => Some("parse".to_owned()),
         StepKind::AgentCall => Some(last.clone()),
-        StepKind::Answer => (death.time == 1).then(|| last.clone()),
+        StepKind::Answer => (death.time == story.answered_by()).then(|| last.clone()),
         // It is looked for, not begun again.
         StepKind::Conversation => Some("ums find".to_owned()),
         StepKind::ToolResult => {
@@ -130,7 +173,7 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
     };
     // The coordinator takes the answer of its agent when that is decided: it may be recorded or not. After
     // a pause it waits until it is recorded.
-    let is_passing_on = death.kind == StepKind::Answer && death.time == 2;
+    let is_passing_on = death.kind == StepKind::Answer && death.time > story.answered_by();
     let may_be = (is_passing_on && story.agent != "assistant").then(|| counts.clone());
     let again = again.or_else(|| may_be.as_ref().map(|_| last));
     if let Some(again) = again {

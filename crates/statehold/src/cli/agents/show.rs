@@ -35,7 +35,12 @@ fn facts(agent: &Value) -> Vec<(&'static str, TableCell)> {
         ("chat without a session", of("sessions")),
     ];
     if let Some(chosen) = chosen_agents(agent) {
-        facts.push(("chooses from", TableCell::new(chosen)));
+        let calls = if agent["kind"] == "pipeline" {
+            "runs"
+        } else {
+            "chooses from"
+        };
+        facts.push((calls, TableCell::new(chosen)));
     }
     for tool in elements(agent, "tools") {
         let approval = match text(tool, "approval") {

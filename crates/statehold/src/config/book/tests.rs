@@ -4,7 +4,9 @@ mod refused;
 
 use std::collections::BTreeSet;
 
-use statehold_agents::spec::{ChatMemory, ChatSessions, FinalAnswer, Routing};
+use statehold_agents::spec::{
+    ChatMemory, ChatSessions, FinalAnswer, PhaseErrorPolicy, PhaseInput, Routing, SeenAnswers,
+};
 use statehold_server::ReloadMistake;
 
 use super::*;
@@ -259,6 +261,91 @@ fn rules_choose_unless_something_else_is_said() {
     assert!(rules[0].pattern.is_match("The WEATHER?"));
     assert_eq!(rules[0].instructions.as_deref(), Some("x"));
     assert_eq!(*otherwise, None);
+}
+
+#[test]
+fn a_pipeline_has_its_phases_in_order_with_their_settings() {
+    let book = book(
+        r#"
+        [agents.line]
+        kind = "pipeline"
+        loops_max = 5
+        on_loop_limit = "fail"
+        answer_from = "write"
+        [[agents.line.phases]]
+        agent = "a"
+        [[agents.line.phases]]
+        name = "write"
+        agent = "b"
+        input = "answer"
+        sees = ["a"]
+        instructions = "Be terse."
+        retries = 2
+        on_error = "skip"
+        loop_back = [{ pattern = "(?i)again", to = "a" }]
+        [[agents.line.phases]]
+        name = "check"
+        agent = "a"
+        sees = "last"
+        [agents.a]
+        [agents.b]
+        "#,
+    );
+    let line = &book.agents[&name("line")];
+    let AgentKind::Pipeline(pipeline) = &line.kind else {
+        panic!("{:?}", line.kind);
+    };
+    let [first, write, check] = &pipeline.phases[..] else {
+        panic!("{pipeline:?}");
+    };
+    assert_eq!((&first.name, &first.agent), (&name("a"), &name("a")));
+    assert_eq!((first.retries, &first.sees), (0, &SeenAnswers::All));
+    assert_eq!((&write.name, &write.agent), (&name("write"), &name("b")));
+    assert_eq!(write.input, PhaseInput::Answer);
+    assert_eq!(write.sees, SeenAnswers::Named(vec![name("a")]));
+    assert_eq!(write.instructions.as_deref(), Some("Be terse."));
+    assert_eq!((write.retries, write.on_error), (2, PhaseErrorPolicy::Skip));
+    assert!(write.loop_back[0].pattern.is_match("AGAIN"));
+    assert_eq!(check.sees, SeenAnswers::Last);
+    assert_eq!(
+        (pipeline.loops_max, &pipeline.answer_from),
+        (5, &Some(name("write")))
+    );
+    assert_eq!(line.sessions, ChatSessions::Auto);
+    let agents = line.kind.coordinated_agents();
+    assert_eq!(agents, Some(vec![&name("a"), &name("b")]));
+}
+
+#[test]
+fn keys_of_every_scope_go_to_agents_and_all_but_those_of_the_app_come_back() {
+    let book = book(
+        r#"
+        [models.main]
+        base_url = "http://h/v1"
+        model = "x"
+        [agents.a]
+        kind = "llm"
+        model = "main"
+        prompt = "Answer in {user:language}."
+        import = ["app:flag", "user:language", "topic", "temp:rows"]
+        output_key = "temp:parsed"
+        state_read = ["app", "user", "session", "temp"]
+        state_write = ["session", "temp"]
+        [agents.b]
+        kind = "openai"
+        base_url = "http://h/v1"
+        model = "x"
+        export = ["user:language", "topic", "temp:rows"]
+        "#,
+    );
+    let (a, b) = (&book.agents[&name("a")], &book.agents[&name("b")]);
+    assert_eq!((a.import.len(), b.export.len()), (4, 3));
+    let output = a.output_key.as_ref().map(|key| key.as_str());
+    assert_eq!(output, Some("temp:parsed"));
+    let AgentKind::Llm(llm) = &a.kind else {
+        panic!("{:?}", a.kind);
+    };
+    assert_eq!((llm.state.read.len(), llm.state.write.len()), (4, 2));
 }
 
 #[test]

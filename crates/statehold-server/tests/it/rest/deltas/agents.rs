@@ -37,6 +37,7 @@ fn agent(text: &str, kind: AgentKind) -> (Name, Arc<AgentSpec>) {
         kind,
         import: Vec::new(),
         export: Vec::new(),
+        output_key: None,
         state_schema: None,
         keep_pairs: None,
         timeout: PATIENCE,

@@ -7,7 +7,8 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatMemory, LlmSpec, ModelSpec, OpenaiSpec, RETRIES, TIMEOUT,
+    AgentBook, AgentKind, AgentSpec, ChatMemory, LlmSpec, ModelSpec, OpenaiSpec, RETRIES,
+    StateAccess, TIMEOUT,
 };
 use statehold_core::command::Output;
 use statehold_core::hold::CallTarget;
@@ -89,6 +90,7 @@ impl Rig {
             tool_servers: Vec::new(),
             steps_max: 16,
             tokens_max: None,
+            state: StateAccess::default(),
         };
         let model = ModelSpec {
             name: main.clone(),

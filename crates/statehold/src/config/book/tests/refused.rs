@@ -233,6 +233,84 @@ fn a_router_does_not_lead_back_to_itself() {
 }
 
 #[test]
+fn an_agent_does_not_export_the_key_of_its_answer() {
+    let openai = "[agents.a]\nkind = \"openai\"\nbase_url = \"http://h/v1\"\nmodel = \"x\"\n";
+    let file = format!("{openai}export = [\"user:a\"]\noutput_key = \"user:a\"\n");
+    mistaken(
+        &TestPlace::new(&file, &[]),
+        "agents.a.output_key",
+        &["among `agents.a.export`"],
+    );
+}
+
+#[test]
+fn names_of_the_server_itself_are_not_for_tool_servers() {
+    mistaken(
+        &TestPlace::new(
+            "[tool_servers.\"statehold.state\"]\nurl = \"http://h\"\n",
+            &[],
+        ),
+        "tool_servers.\"statehold.state\"",
+        &["only the server itself uses"],
+    );
+}
+
+#[test]
+fn phases_name_declared_agents_and_each_other() {
+    let line = |lines: &str| {
+        let file = format!("[agents.a]\nkind = \"pipeline\"\n{lines}\n[agents.b]\n[agents.c]\n");
+        TestPlace::new(&file, &[])
+    };
+    let phases = "agents.a.phases";
+    mistaken(&line(""), phases, &["is missing", "in order"]);
+    mistaken(&line("phases = []"), phases, &["is missing"]);
+    mistaken(
+        &line("phases = [{ agent = \"x\" }]"),
+        phases,
+        &["`x`, which is not a declared agent", "[agents.x]"],
+    );
+    mistaken(
+        &line("phases = [{ agent = \"b\" }, { agent = \"b\" }]"),
+        phases,
+        &["two phases named `b`", "another name"],
+    );
+    mistaken(
+        &line("phases = [{ agent = \"b\", sees = [\"x\"] }]"),
+        phases,
+        &["see `x`, which is not a phase", "some of: b"],
+    );
+    let back = "loop_back = [{ pattern = \"x\", to = \"c\" }]";
+    mistaken(
+        &line(&format!(
+            "phases = [{{ agent = \"b\", {back} }}, {{ agent = \"c\" }}]"
+        )),
+        phases,
+        &["go back to `c`, which is no phase before it", "one of: b"],
+    );
+    mistaken(
+        &line("phases = [{ agent = \"b\" }]\nanswer_from = \"c\""),
+        "agents.a.answer_from",
+        &["`c`, which is not a phase", "one of: b"],
+    );
+    mistaken(
+        &line("phases = [{ agent = \"a\" }]"),
+        phases,
+        &["a → a", "`loop_back`"],
+    );
+    let long: String = (0..65)
+        .map(|n| format!("{{ agent = \"b\", name = \"p{n}\" }},"))
+        .collect();
+    mistaken(
+        &line(&format!("phases = [{long}]")),
+        phases,
+        &["has 65 phases"],
+    );
+    let circle = "[agents.a]\nkind = \"pipeline\"\nphases = [{ agent = \"b\" }]\n\
+                  [agents.b]\nkind = \"router\"\nagents = [\"a\"]\notherwise = \"a\"\n";
+    mistaken(&TestPlace::new(circle, &[]), phases, &["a → b → a"]);
+}
+
+#[test]
 fn a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() {
     let agent = |lines: &str| TestPlace::new(&format!("[agents.a]\n{lines}\n"), &[("KEY", "x")]);
     mistaken(
@@ -383,8 +461,20 @@ fn a_value_that_cannot_be_is_refused_before_anything_else() {
             ["`agents.a.kind`", "robot"],
         ),
         (
-            "[agents.a]\nimport = [\"user:x\"]\n",
-            ["`agents.a.import`", "`user:x` is not a key of the session"],
+            "[agents.a]\nimport = [\"User:x\"]\n",
+            ["`agents.a.import`", "not a scope"],
+        ),
+        (
+            "[agents.a]\nexport = [\"app:x\"]\n",
+            ["`agents.a.export`", "agents only read"],
+        ),
+        (
+            "[agents.a]\noutput_key = \"app:x\"\n",
+            ["`agents.a.output_key`", "agents only read"],
+        ),
+        (
+            "[agents.a]\nstate_write = [\"app\"]\n",
+            ["`agents.a.state_write`", "agents only read"],
         ),
         (
             "[agents.a]\nexport = [\"what:x\"]\n",
