@@ -1,6 +1,7 @@
 //! The HTTP server: the native API, feeds and the OpenAI-compatible API. It converts wire types to engine
 //! calls and results to wire types, and never touches a store.
 
+mod chat;
 mod http;
 mod native;
 mod openai;
@@ -67,7 +68,8 @@ pub fn openapi_json() -> &'static str {
 
 fn routes() -> OpenApiRouter<App> {
     use native::{
-        agent, audit, feed, hold, key, operations, request, resume_address, session, state, task,
+        agent, audit, chat, feed, hold, key, operations, request, resume_address, session, state,
+        task,
     };
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .merge(session::routes())
@@ -78,6 +80,7 @@ fn routes() -> OpenApiRouter<App> {
         .merge(state::routes())
         .merge(agent::routes())
         .merge(resume_address::routes())
+        .merge(chat::routes())
         .routes(routes!(openai::chat))
         .routes(routes!(openai::models::list))
         .routes(routes!(openai::models::read))

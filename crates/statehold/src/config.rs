@@ -176,18 +176,22 @@ impl Default for LimitsConfig {
     }
 }
 
-/// Chat for OpenAI clients.
+/// Chat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChatConfig {
     /// How many days a session that a chat call creates lives after its last commit. 0 means for ever.
     pub(crate) session_ttl_days: u16,
+    /// Agents that run contexts which callers bring along. The first is the default.
+    #[serde(default)]
+    pub(crate) answerers: Vec<Name>,
 }
 
 impl Default for ChatConfig {
     fn default() -> Self {
         Self {
             session_ttl_days: 30,
+            answerers: Vec::new(),
         }
     }
 }

@@ -24,12 +24,12 @@ use statehold_engine::{
     PageLimit, Swap,
 };
 
+use crate::chat::FailedCalls;
 use crate::http::json::{self, JsonLimits};
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::seal::Sealer;
 use crate::http::shares::{CallSlot, RateLimit, ServerShares};
-use crate::openai::FailedCalls;
 use crate::reload::Reload;
 
 /// The payloads of a page, unless one entry has more.
@@ -64,6 +64,8 @@ pub struct ServerOptions {
     pub agents: Swap<AgentBook>,
     /// How long a session that a chat call creates lives after its last commit. None means for ever.
     pub chat_session_ttl_seconds: Option<u64>,
+    /// Declared agents that run contexts which callers bring along. The first is the default.
+    pub answerers: Vec<Name>,
     /// In-memory engines for stateless chat calls. Without them, stateless calls are refused.
     pub scratch: Option<Arc<Scratch>>,
     /// Reloads the configuration. Without it, the server refuses to reload.
@@ -84,6 +86,7 @@ impl Default for ServerOptions {
             push_guard: Guard::default(),
             agents: Swap::default(),
             chat_session_ttl_seconds: None,
+            answerers: Vec::new(),
             scratch: None,
             reload: None,
         }

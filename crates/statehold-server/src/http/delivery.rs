@@ -4,11 +4,16 @@
 use std::convert::Infallible;
 
 use axum::body::Body;
+use axum::response::Response;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
+use http::{HeaderValue, header};
 use statehold_engine::Share;
+use statehold_engine::api::json::to_body;
 use statehold_engine::api::turn::DeliveryReceipt;
 use tokio::sync::mpsc;
+
+use super::problem::Problem;
 
 /// A piece of a body, with the receipt to confirm when the piece has left.
 pub(crate) struct BodyPiece {
@@ -21,6 +26,28 @@ pub(crate) fn whole(bytes: Vec<u8>, receipt: Option<DeliveryReceipt>) -> Body {
     let bytes = Bytes::from(bytes);
     let pieces = stream::iter([BodyPiece { bytes, receipt }]);
     Body::from_stream(with_receipts(pieces))
+}
+
+/// An answer in JSON, of known length.
+pub(crate) fn json(bytes: Vec<u8>, receipt: Option<DeliveryReceipt>) -> Response {
+    let length = HeaderValue::from(bytes.len());
+    let mut response = Response::new(whole(bytes, receipt));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_LENGTH, length);
+    let json = HeaderValue::from_static("application/json");
+    headers.insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// The answer to a call that failed. The receipt is confirmed when it has been delivered.
+pub(crate) fn with_receipt(mut response: Response, receipt: Option<DeliveryReceipt>) -> Response {
+    if let Some(problem) = response.extensions().get::<Problem>()
+        && receipt.is_some()
+    {
+        let body = to_body(problem);
+        *response.body_mut() = whole(body, receipt);
+    }
+    response
 }
 
 /// A body that is written piece by piece, until the writer closes the channel.

@@ -47,6 +47,7 @@ codes! {
     BadHeader = 400 "bad_header" "Invalid header";
     BadQuery = 400 "bad_query" "Invalid query";
     BadCursor = 400 "bad_cursor" "Invalid cursor";
+    OneContext = 400 "one_context" "Exactly one context required";
     Unauthenticated = 401 "unauthenticated" "Missing or invalid key";
     Forbidden = 403 "forbidden" "Missing role";
     WrongUser = 403 "wrong_user" "The key acts for another user";
@@ -107,6 +108,7 @@ codes! {
     EmptyPatch = 422 "empty_patch" "Nothing to change";
     LimitReached = 422 "limit_reached" "Limit reached";
     AgentNeedsSession = 422 "agent_needs_session" "The agent requires a session";
+    NoAnswerer = 422 "no_answerer" "No answerer configured";
     ApprovalNeedsSession = 422 "approval_needs_session" "An approval requires a session";
     ToolsNotSupported = 422 "tools_not_supported" "Tools not supported";
     ParameterNotSupported = 422 "parameter_not_supported" "Parameter not supported";

@@ -1,16 +1,19 @@
 //! The answer to a chat call: one completion, or its chunks.
 
+use http::HeaderMap;
 use serde::Serialize;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
-use statehold_core::time::Timestamp;
 use statehold_engine::HoldDetail;
 use statehold_engine::api::hold::HoldView;
 use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::schema::NullableText;
-use statehold_engine::api::turn::{
-    AgentReply, EarlierAnswer, TokenUsage, TurnAccount, TurnHandle, TurnSnapshot, pause_text,
-};
+use statehold_engine::api::turn::{EarlierAnswer, TokenUsage};
 use utoipa::ToSchema;
+
+use super::errors::ErrorOut;
+use crate::chat::{Ending, Preface, TurnFormat, TurnHead, status_of};
+use crate::http::problem::Problem;
+use crate::http::sse;
 
 /// The answer to a chat call.
 #[derive(Debug, Serialize, ToSchema)]
@@ -142,39 +145,16 @@ struct CompletionDelta<'a> {
     custom_content: Option<CustomOut<'a>>,
 }
 
-/// How a call ends.
-#[derive(Debug)]
-pub(crate) struct Ending {
-    pub(crate) answer: AgentReply,
-    pub(crate) account: TurnAccount,
-    /// The open holds of a paused turn.
-    pub(crate) holds: Vec<HoldDetail>,
-}
-
-impl Ending {
-    fn finish_reason(&self) -> &'static str {
-        match self.answer.tool_calls {
-            Some(_) => "tool_calls",
-            None => "stop",
-        }
-    }
-
-    fn custom(&self) -> Option<CustomOut<'_>> {
-        let attachments = self.answer.attachments.as_slice();
-        (!attachments.is_empty()).then_some(CustomOut { attachments })
+fn finish_reason(ending: &Ending) -> &'static str {
+    match ending.answer.tool_calls {
+        Some(_) => "tool_calls",
+        None => "stop",
     }
 }
 
-/// The reply that a call ends with: that of the agent, or a text about the pause. `base` is the address of
-/// the server.
-pub(crate) fn reply_of(snapshot: &TurnSnapshot, with_calls: bool, base: &str) -> AgentReply {
-    if !snapshot.is_paused() {
-        return snapshot.reply(with_calls);
-    }
-    AgentReply {
-        text: pause_text(&snapshot.holds, base),
-        ..AgentReply::default()
-    }
+fn custom(ending: &Ending) -> Option<CustomOut<'_>> {
+    let attachments = ending.answer.attachments.as_slice();
+    (!attachments.is_empty()).then_some(CustomOut { attachments })
 }
 
 /// The fields that all chunks of one answer share.
@@ -185,68 +165,43 @@ pub(crate) struct CompletionWriter {
     model: String,
     /// The ids of the turn. None for a call without a session.
     ids: Option<MetadataOut>,
-    pub(crate) earlier: Vec<EarlierAnswer>,
-    /// A line about a question that stays open.
-    pub(crate) reminder: Option<String>,
-    pub(crate) with_usage: bool,
+    preface: Preface,
+    with_usage: bool,
 }
 
 impl CompletionWriter {
-    pub(crate) fn new(
-        model: String,
-        turn: &TurnHandle,
-        started_at: Timestamp,
-        has_session: bool,
-    ) -> Self {
+    pub(crate) fn new(model: String, head: &TurnHead, preface: Preface, with_usage: bool) -> Self {
+        let request = head.request.to_string();
         Self {
-            id: format!(
-                "chatcmpl-{}",
-                turn.request.to_string().trim_start_matches("req_")
-            ),
-            created: started_at.as_micros() / 1_000_000,
+            id: format!("chatcmpl-{}", request.trim_start_matches("req_")),
+            created: head.started_at.as_micros() / 1_000_000,
             model,
-            ids: has_session.then_some(MetadataOut {
-                session: turn.session,
-                task: turn.task,
-                request: turn.request,
+            ids: head.ids.map(|ids| MetadataOut {
+                session: ids.session,
+                task: ids.task,
+                request: ids.request,
             }),
-            earlier: Vec::new(),
-            reminder: None,
-            with_usage: false,
+            preface,
+            with_usage,
         }
-    }
-
-    /// The answers of earlier turns and the reminder of an open question, each followed by a blank line.
-    pub(crate) fn earlier_text(&self) -> String {
-        let mut text = String::new();
-        let earlier = self.earlier.iter().map(|earlier| &earlier.content);
-        for paragraph in earlier.chain(&self.reminder) {
-            text.push_str(paragraph);
-            text.push_str("\n\n");
-        }
-        text
     }
 
     fn statehold(&self, via: Vec<String>, holds: &[HoldDetail]) -> StateholdOut {
         let ids = self.ids;
         StateholdOut {
-            status: if holds.is_empty() {
-                "completed"
-            } else {
-                "paused"
-            },
+            status: status_of(holds),
             session: ids.map(|ids| ids.session),
             task: ids.map(|ids| ids.task),
             request: ids.map(|ids| ids.request),
             via,
             holds: holds.iter().map(HoldView::of).collect(),
-            earlier: self.earlier.clone(),
+            earlier: self.preface.earlier.clone(),
         }
     }
 
     /// The whole answer.
     pub(crate) fn whole(&self, ending: &Ending) -> Vec<u8> {
-        let text = format!("{}{}", self.earlier_text(), ending.answer.text);
+        let text = format!("{}{}", self.preface.text(), ending.answer.text);
         let tool_calls = ending.answer.tool_calls.as_deref();
         to_body(&CompletionOut {
             id: &self.id,
@@ -259,9 +214,9 @@ impl CompletionWriter {
                     role: "assistant",
                     content: (!text.is_empty() || tool_calls.is_none()).then_some(&text),
                     tool_calls,
-                    custom_content: ending.custom(),
+                    custom_content: custom(ending),
                 },
-                finish_reason: ending.finish_reason(),
+                finish_reason: finish_reason(ending),
             }],
             usage: ending.account.usage,
             metadata: self.ids,
@@ -309,18 +264,7 @@ impl CompletionWriter {
         }
     }
 
-    /// The chunk with which a stream begins.
-    pub(crate) fn first(&self) -> Vec<u8> {
-        let delta = CompletionDelta {
-            role: Some("assistant"),
-            content: Some(""),
-            ..CompletionDelta::default()
-        };
-        self.chunk(delta, None, None)
-    }
-
-    /// A chunk of text.
-    pub(crate) fn text(&self, text: &str) -> Vec<u8> {
+    fn text_chunk(&self, text: &str) -> Vec<u8> {
         let delta = CompletionDelta {
             content: Some(text),
             ..CompletionDelta::default()
@@ -328,14 +272,8 @@ impl CompletionWriter {
         self.chunk(delta, None, None)
     }
 
-    /// A chunk that reports a pause; the stream continues with the turn.
-    pub(crate) fn paused(&self, via: Vec<String>, holds: &[HoldDetail]) -> Vec<u8> {
-        let statehold = self.statehold(via, holds);
-        self.chunk(CompletionDelta::default(), None, Some(statehold))
-    }
-
     /// The last chunk.
-    pub(crate) fn last(&self, ending: &Ending) -> Vec<u8> {
+    fn last(&self, ending: &Ending) -> Vec<u8> {
         let calls = ending.answer.tool_calls.iter().flatten().enumerate();
         let calls = calls.map(|(index, call)| {
             let mut call = call.clone();
@@ -347,16 +285,68 @@ impl CompletionWriter {
         let has_calls = ending.answer.tool_calls.is_some();
         let delta = CompletionDelta {
             tool_calls: has_calls.then(|| calls.collect()),
-            custom_content: ending.custom(),
+            custom_content: custom(ending),
             ..CompletionDelta::default()
         };
         let statehold = self.statehold(ending.account.via.clone(), &ending.holds);
-        self.chunk(delta, Some(ending.finish_reason()), Some(statehold))
+        self.chunk(delta, Some(finish_reason(ending)), Some(statehold))
+    }
+}
+
+impl TurnFormat for CompletionWriter {
+    fn set_headers(&self, headers: &mut HeaderMap) {
+        sse::set_headers(headers);
     }
 
-    /// The chunk with the token usage, if the client asked for it.
-    pub(crate) fn usage(&self, usage: TokenUsage) -> Option<Vec<u8>> {
-        let usage = UsageOut::Later(Some(&usage));
-        self.with_usage.then(|| to_body(&self.chunk_of(&[], usage)))
+    fn begin(&mut self) -> Vec<u8> {
+        let delta = CompletionDelta {
+            role: Some("assistant"),
+            content: Some(""),
+            ..CompletionDelta::default()
+        };
+        let mut bytes = event(&self.chunk(delta, None, None));
+        let earlier = self.preface.text();
+        if !earlier.is_empty() {
+            bytes.extend(self.text(&earlier));
+        }
+        bytes
     }
+
+    fn text(&mut self, text: &str) -> Vec<u8> {
+        event(&self.text_chunk(text))
+    }
+
+    fn pause(&mut self, via: Vec<String>, holds: &[HoldDetail]) -> Vec<u8> {
+        let statehold = self.statehold(via, holds);
+        event(&self.chunk(CompletionDelta::default(), None, Some(statehold)))
+    }
+
+    fn end(&mut self, rest: &str, ending: &Ending) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if !rest.is_empty() {
+            bytes.extend(self.text(rest));
+        }
+        bytes.extend(event(&self.last(ending)));
+        if self.with_usage {
+            let usage = UsageOut::Later(Some(&ending.account.usage));
+            bytes.extend(event(&to_body(&self.chunk_of(&[], usage))));
+        }
+        bytes.extend(event(b"[DONE]"));
+        bytes
+    }
+
+    fn error(&mut self, problem: &Problem) -> Vec<u8> {
+        event(&to_body(&ErrorOut::of(problem)))
+    }
+
+    fn keep_alive(&self) -> &'static [u8] {
+        sse::KEEP_ALIVE
+    }
+}
+
+/// One event of a stream.
+fn event(data: &[u8]) -> Vec<u8> {
+    let mut event = Vec::with_capacity(data.len() + 8);
+    sse::push_event(&mut event, None, None, data);
+    event
 }

@@ -3,7 +3,7 @@
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderValue, header};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use statehold_engine::api::json::to_body;
@@ -11,6 +11,7 @@ use statehold_engine::api::schema::NullableText;
 use statehold_engine::api::turn::DeliveryReceipt;
 use utoipa::ToSchema;
 
+use crate::chat::forbid_retry;
 use crate::http::delivery::whole;
 use crate::http::problem::{Code, Problem};
 use crate::http::turn_failure::agent_code;
@@ -138,11 +139,6 @@ pub(crate) fn as_openai_error(
     }
     *response.body_mut() = whole(body, receipt);
     response
-}
-
-/// Tells clients not to retry the call by themselves.
-pub(crate) fn forbid_retry(headers: &mut HeaderMap) {
-    headers.insert("x-should-retry", HeaderValue::from_static("false"));
 }
 
 /// Whether a problem is the end of a turn.

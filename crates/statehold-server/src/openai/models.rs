@@ -3,9 +3,10 @@
 use axum::extract::State;
 use axum::response::Response;
 use serde::Serialize;
+use statehold_core::name::Name;
 use utoipa::ToSchema;
 
-use super::session::unknown_agent;
+use crate::chat::unknown_agent;
 use crate::http::call::{App, CallContext};
 use crate::http::problem::Problem;
 use crate::native::plain;
@@ -67,7 +68,9 @@ pub(crate) async fn read(
     let model: String = context.id("model")?;
     let book = &app.options.agents.get();
     let found = book.agents.keys().find(|name| name.as_str() == model);
-    let found = found.ok_or_else(|| unknown_agent(book, &model, None))?;
+    let known = || book.agents.keys().map(Name::as_str).collect();
+    let unknown = || unknown_agent(&model, known()).with("path", "model");
+    let found = found.ok_or_else(unknown)?;
     let out = ModelOut::of(&app, found.as_str());
     Ok(plain(&out))
 }

@@ -1,16 +1,11 @@
 //! Which session a chat call is about: the one it names, a new one, or none.
 
 use http::HeaderMap;
-use statehold_agents::spec::AgentBook;
 use statehold_core::ids::SessionId;
-use statehold_core::name::Name;
 
 use super::ask::{ChatIn, ConversationIn};
 use crate::http::call::text;
 use crate::http::problem::{Code, Problem};
-
-/// How many agents an error names.
-const NAMED_MAX: usize = 20;
 
 /// The session that a call asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,20 +42,4 @@ impl SessionChoice {
                 .map_err(|_| Problem::not_found()),
         }
     }
-}
-
-/// The problem for a model that is no agent.
-pub(crate) fn unknown_agent(book: &AgentBook, model: &str, own: Option<&Name>) -> Problem {
-    let declared = book.agents.keys().filter(|name| own != Some(*name));
-    let mut known: Vec<&str> = own.into_iter().chain(declared).map(Name::as_str).collect();
-    let more = known.len().saturating_sub(NAMED_MAX);
-    known.truncate(NAMED_MAX);
-    let model: String = model.chars().take(128).collect();
-    let known = match (known.is_empty(), more) {
-        (true, _) => "none is declared; name a session whose agent it is".to_owned(),
-        (false, 0) => format!("use one of: {}", known.join(", ")),
-        (false, more) => format!("use one of: {} and {more} more", known.join(", ")),
-    };
-    let detail = format!("there is no agent `{model}`; {known}");
-    Problem::new(Code::AgentUnknown, detail).with("path", "model")
 }

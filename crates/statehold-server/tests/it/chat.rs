@@ -3,6 +3,7 @@
 mod deciding;
 mod errors;
 mod lost;
+mod modes;
 mod pauses;
 mod questions;
 mod recalled;

@@ -29,6 +29,9 @@ use super::tool_servers::ToolServerConfig;
 use super::values::{BoundedNumber, NonEmptyText, SchemaTable, ServiceUrl};
 use super::{Config, ConfigEnvironment};
 
+/// The setting that names the agents which run contexts of callers.
+const ANSWERERS: &str = "chat.answerers";
+
 /// The agents that a configuration declares.
 #[derive(Debug)]
 pub(crate) struct DeclaredAgents {
@@ -68,6 +71,8 @@ pub(crate) fn declare_agents(
         }
     }
     reading.require_no_circles();
+    let known = config.agents.keys();
+    reading.require_known(ANSWERERS, &config.chat.answerers, &known, "agent", AGENTS);
     reading.finish(DeclaredAgents { book, credentials })
 }
 

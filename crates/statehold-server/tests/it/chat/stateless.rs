@@ -23,15 +23,15 @@ use super::{COMPLETIONS, ChatStream, Event, book, content, finished, name, refus
 use crate::rig::{Answer, Rig, Setup, Who, until};
 
 /// A server whose built-in agents are played by the test.
-struct Stage {
+pub(super) struct Stage {
     rig: Rig,
-    ann: Who,
+    pub(super) ann: Who,
     scratch: Engine,
     caller: Caller,
 }
 
 impl Stage {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let options = EngineOptions {
             policies: Arc::new(Policies::default()),
             ..EngineOptions::default()
@@ -47,6 +47,7 @@ impl Stage {
             server: ServerOptions {
                 agents: book().into(),
                 scratch: Some(Arc::new(Scratch::given(scratch.clone()))),
+                answerers: vec![name("service"), name("desk")],
                 ..ServerOptions::default()
             },
             ..Setup::default()
@@ -67,7 +68,7 @@ impl Stage {
         tokio::spawn(async move { ann.send("POST", COMPLETIONS, &[], body).await })
     }
 
-    async fn claim(&self, agent: &str) -> ClaimedRequest {
+    pub(super) async fn claim(&self, agent: &str) -> ClaimedRequest {
         let claim = Claim {
             agent: name(agent),
             max: 1,
@@ -80,7 +81,7 @@ impl Stage {
     }
 
     /// What came with the input.
-    async fn input(&self, work: &ClaimedRequest) -> ItemBody {
+    pub(super) async fn input(&self, work: &ClaimedRequest) -> ItemBody {
         let page = self.leased(work).history(None, 10).await;
         let items = page.expect("items").items;
         let body = items.last().and_then(|item| item.body.clone());
@@ -91,7 +92,7 @@ impl Stage {
         LeasedRequest::of(&self.scratch, &self.caller, work).expect("it is live")
     }
 
-    async fn complete(&self, work: &ClaimedRequest, output: &Value) {
+    pub(super) async fn complete(&self, work: &ClaimedRequest, output: &Value) {
         let leased = self.leased(work);
         let mut batch = leased.batch().await.expect("keys");
         let output = Output {
@@ -102,7 +103,7 @@ impl Stage {
     }
 
     /// Opens a question.
-    async fn ask(&self, work: &ClaimedRequest) {
+    pub(super) async fn ask(&self, work: &ClaimedRequest) {
         let spec = HoldSpec {
             kind: HoldKind::Question,
             title: "Sure?".to_owned(),
@@ -122,7 +123,7 @@ impl Stage {
     }
 
     /// Waits until nothing is left.
-    async fn empty(&self) {
+    pub(super) async fn empty(&self) {
         let local = Caller::local(name("default"));
         until("nothing is left", || async {
             let all = SessionListInput::default();

@@ -132,6 +132,7 @@ async fn run_server(
         clock: moved,
         agents: reloader.agents(),
         chat_session_ttl_seconds: config.chat.session_ttl_seconds(),
+        answerers: config.chat.answerers.clone(),
         scratch: Some(reloader.scratch()),
         reload: Some(Arc::clone(&reloader) as Arc<dyn Reload>),
         ..limited(&config.limits)

@@ -1,10 +1,11 @@
 //! Errors of a chat call, with the ids of its turn, from which the client can continue.
 
 use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, HeaderValue};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_engine::api::turn::{DeliveryReceipt, TurnHandle};
 
-use super::errors::{as_openai_error, forbid_retry};
+use super::ChatSurface;
 use crate::http::problem::Problem;
 use crate::native::AnswerHeaders;
 
@@ -17,6 +18,11 @@ pub(crate) struct TurnContext {
     pub(crate) only_here: Option<SessionId>,
     /// The receipt to confirm when the error, which is the end of the turn, has been delivered.
     pub(crate) receipt: Option<DeliveryReceipt>,
+}
+
+/// The `x-should-retry: false` of errors after which a client must not repeat the call by itself.
+pub(crate) fn forbid_retry(headers: &mut HeaderMap) {
+    headers.insert("x-should-retry", HeaderValue::from_static("false"));
 }
 
 impl TurnContext {
@@ -34,46 +40,35 @@ impl TurnContext {
 }
 
 /// Adds the session to a problem, if the client cannot know it otherwise.
-pub(crate) fn with_session(mut problem: Problem, only_here: Option<SessionId>) -> Problem {
+pub(crate) fn with_session(
+    mut problem: Problem,
+    only_here: Option<SessionId>,
+    surface: &ChatSurface,
+) -> Problem {
     if let Some(session) = only_here {
-        let hint = format!(
-            "; to go on in the session of this call, send `x-statehold-session: {session}`"
-        );
+        let place = surface.session;
+        let hint = format!("; to go on in the session of this call, send `{place}: {session}`");
         problem.detail.push_str(&hint);
     }
     problem
 }
 
-/// An error of a chat call.
-pub(crate) struct Refusal {
-    problem: Box<Problem>,
-    known: TurnContext,
-}
-
-impl Refusal {
-    pub(crate) fn new(problem: Problem, known: TurnContext) -> Self {
+impl TurnContext {
+    /// The answer to a call that failed. `translate` writes the body of the error in the form of the surface; it
+    /// confirms the receipt when the body has been delivered.
+    pub(crate) fn refuse(
+        self,
+        problem: Problem,
+        surface: &ChatSurface,
+        translate: impl FnOnce(Response, Option<DeliveryReceipt>) -> Response,
+    ) -> Response {
         // A caller whose key was revoked learns nothing of the turn.
         let known = match problem.status {
-            401 => TurnContext::default(),
-            _ => known,
+            401 => Self::default(),
+            _ => self,
         };
-        Self {
-            problem: Box::new(with_session(problem, known.only_here)),
-            known,
-        }
-    }
-}
-
-impl From<Problem> for Refusal {
-    fn from(problem: Problem) -> Self {
-        Self::new(problem, TurnContext::default())
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let Self { problem, known } = self;
-        let mut response = as_openai_error(problem.into_response(), known.receipt);
+        let problem = with_session(problem, known.only_here, surface);
+        let mut response = translate(problem.into_response(), known.receipt);
         let headers = response.headers_mut();
         if known.only_here.is_some() {
             forbid_retry(headers);

@@ -10,16 +10,13 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
-use statehold_engine::api::json::{raw_bytes, to_body};
 use statehold_engine::api::session;
 use statehold_engine::api::turn::{
-    self, DeliveryLog, OpenTurn, TurnHandle, TurnInput, UserMessage, start_alone, stateless_session,
+    self, DeliveryLog, TurnHandle, TurnInput, UserMessage, start_alone, stateless_session,
 };
 use statehold_engine::{Call, Caller, Share, Shares};
 
-use super::ChatCall;
-use super::ask::{CallerMessages, ChatMessageIn};
-use super::session::unknown_agent;
+use super::{ChatCall, ChatSurface, ChatTurn, config_of, is_hosted};
 use crate::http::call::App;
 use crate::http::problem::{Code, Problem};
 
@@ -123,22 +120,18 @@ impl Drop for ScratchSession {
 }
 
 impl ChatCall {
-    /// Begins a turn without a session.
-    pub(super) async fn begin_stateless(
+    /// Starts a turn without a session. The caller sends the conversation in the `data` of the message: `message`
+    /// makes it from the declarations that run the agent.
+    pub(crate) async fn open_stateless(
         &self,
         app: &App,
         agent: &Name,
-        message: &ChatMessageIn,
-        path: &str,
-    ) -> Result<(OpenTurn, Arc<ScratchSession>), Problem> {
-        self.require_no_session("a call without a session")?;
-        let declared = app.options.agents.get();
-        if self.chat.carries_tools() && !passes_tools(&declared, agent) {
-            self.chat.require_plain()?;
-        }
-        require_stateless(&declared, agent)?;
+        message: impl FnOnce(&AgentBook) -> Result<UserMessage, Problem>,
+    ) -> Result<ChatTurn, Problem> {
+        self.require_no_task("a call without a session")?;
+        self.require_stateless(&app.options.agents.get(), agent)?;
         let scratch = app.options.scratch.as_ref();
-        let scratch = scratch.ok_or_else(|| agent_needs_session(agent))?;
+        let scratch = scratch.ok_or_else(|| agent_needs_session(agent, self.surface))?;
         let room = scratch.enter().await.map_err(|error| {
             tracing::error!(%error, "no engine in memory can be started");
             Problem::new(
@@ -147,23 +140,11 @@ impl ChatCall {
             )
         })?;
         // The configuration may have been reloaded meanwhile: the declarations of the room count.
+        let declared = app.options.agents.get();
         let book = room.book().unwrap_or(&declared);
-        require_stateless(book, agent)?;
-        let passes = passes_tools(book, agent);
-        let is_user = message.role == "user";
-        if !passes {
-            self.chat.require_plain()?;
-            if !is_user {
-                return Err(not_user(path));
-            }
-        }
-        let is_plain = is_user && message.is_text();
-        let conversation = CallerMessages::of(&self.chat, &self.body, passes, is_plain);
-        let message = UserMessage {
-            data: Some(raw_bytes(&to_body(&conversation))),
-            ..message.user_message(path)?
-        };
-        let config = book.agent(agent).map(|spec| spec.digest);
+        self.require_stateless(book, agent)?;
+        let message = message(book)?;
+        let config = config_of(book, agent);
         let input = |scratch: &ScratchSession| TurnInput {
             call: Call::by(scratch.caller.clone()),
             key: None,
@@ -175,12 +156,17 @@ impl ChatCall {
             config,
             decides_elsewhere: false,
         };
+        let in_room = |open, scratch| ChatTurn {
+            open,
+            scratch: Some(scratch),
+            is_hosted: is_hosted(app, agent),
+        };
         let call = self.digest(agent, config);
         if let Some(scratch) = app.failed_calls.find(call, app.engine.now()) {
             let (engine, log) = (scratch.room.engine(), &scratch.log);
             let mut turn = turn::open_turn(engine, log, input(&scratch), Vec::new()).await?;
             turn.handle.set_host(&app.engine);
-            return Ok((turn, scratch));
+            return Ok(in_room(turn, scratch));
         }
         let engine = room.engine();
         let (caller, session) = stateless_session(engine, &self.asked.caller, agent).await?;
@@ -195,7 +181,18 @@ impl ChatCall {
         });
         let input = input(&scratch);
         let turn = start_alone(&app.engine, (engine, &scratch.log), &input).await?;
-        Ok((turn, scratch))
+        Ok(in_room(turn, scratch))
+    }
+
+    /// Requires that the agent is declared and can work without a session.
+    fn require_stateless(&self, book: &AgentBook, agent: &Name) -> Result<(), Problem> {
+        if book.agent(agent).is_none() {
+            return Err(self.unknown_agent(book, agent.as_str(), None));
+        }
+        if works_in_sessions_only(book, agent) {
+            return Err(agent_needs_session(agent, self.surface));
+        }
+        Ok(())
     }
 
     /// The digest by which a repetition of the call is known.
@@ -210,42 +207,25 @@ impl ChatCall {
 }
 
 /// Whether the tools and the parameters of the caller reach an agent.
-fn passes_tools(book: &AgentBook, agent: &Name) -> bool {
+pub(crate) fn passes_tools(book: &AgentBook, agent: &Name) -> bool {
     let spec = book.agent(agent);
     spec.is_some_and(|spec| matches!(spec.kind, AgentKind::Openai(_)))
 }
 
-/// Requires that the agent is declared and can work without a session.
-fn require_stateless(book: &AgentBook, agent: &Name) -> Result<(), Problem> {
-    if book.agent(agent).is_none() {
-        return Err(unknown_agent(book, agent.as_str(), None));
-    }
-    if works_in_sessions_only(book, agent) {
-        return Err(agent_needs_session(agent));
-    }
-    Ok(())
-}
-
-pub(crate) fn agent_needs_session(agent: &Name) -> Problem {
-    let detail = format!(
-        "`{agent}` works in sessions; send the header `x-statehold-session: new`, or the id of a session"
-    );
+pub(crate) fn agent_needs_session(agent: &Name, surface: &ChatSurface) -> Problem {
+    let new_session = surface.new_session;
+    let detail = format!("`{agent}` works in sessions; send {new_session}, or the id of a session");
     Problem::new(Code::AgentNeedsSession, detail)
 }
 
-/// The problem for a last message that is not of a user.
-pub(crate) fn not_user(path: &str) -> Problem {
-    let detail = format!("`{path}` is the last message; it must have the role `user`");
-    Problem::invalid(detail).with("path", format!("{path}.role"))
-}
-
 /// The problem for a pause in a call without a session.
-pub(crate) fn needs_session() -> Problem {
-    Problem::new(
-        Code::ApprovalNeedsSession,
+pub(crate) fn needs_session(surface: &ChatSurface) -> Problem {
+    let new_session = surface.new_session;
+    let detail = format!(
         "somebody must decide before the agent goes on, and without a session nothing waits for them; \
-         send the same message with the header `x-statehold-session: new`",
-    )
+         send the same message with {new_session}"
+    );
+    Problem::new(Code::ApprovalNeedsSession, detail)
 }
 
 /// Whether an agent, or an agent below it, needs a session: it works in another process, or its

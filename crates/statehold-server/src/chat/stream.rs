@@ -1,37 +1,56 @@
 //! The answer as a stream: pieces of the draft while the agent writes it, then the rest of the committed
 //! answer. The stream ends only after the commit.
+//!
+//! The bytes are those of a [`TurnFormat`]; everything else is the same on every surface.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use statehold_core::ids::SessionId;
-use statehold_engine::EngineError;
 use statehold_engine::api::caller::KeyWatch;
-use statehold_engine::api::json::to_body;
 use statehold_engine::api::turn::{
     DeliveryReceipt, TurnEvent, TurnFollower, TurnHandle, TurnSnapshot,
 };
+use statehold_engine::{EngineError, HoldDetail};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::SendError;
 
-use super::completion::{CompletionWriter, Ending, reply_of};
-use super::errors::ErrorOut;
 use super::refusal::with_session;
 use super::stateless::{ScratchSession, needs_session};
+use super::{ChatSurface, Ending, Preface, reply_of};
 use crate::http::call::{App, unauthenticated};
 use crate::http::delivery::BodyPiece;
 use crate::http::problem::Problem;
-use crate::http::sse;
 
 /// How often a comment keeps the connection awake.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
+/// The bytes of a stream on one surface. Empty bytes are not sent.
+pub(crate) trait TurnFormat: Send + Sync + 'static {
+    /// Adds the headers of the stream.
+    fn set_headers(&self, headers: &mut HeaderMap);
+    /// The beginning, with the preface.
+    fn begin(&mut self) -> Vec<u8>;
+    /// A piece of the answer.
+    fn text(&mut self, text: &str) -> Vec<u8>;
+    /// A pause that the call waits for; more follows.
+    fn pause(&mut self, via: Vec<String>, holds: &[HoldDetail]) -> Vec<u8>;
+    /// The end. The text of the ending is the whole answer, `rest` the part that was not sent yet.
+    fn end(&mut self, rest: &str, ending: &Ending) -> Vec<u8>;
+    /// The end by an error.
+    fn error(&mut self, problem: &Problem) -> Vec<u8>;
+    /// Bytes that mean nothing, for an idle connection.
+    fn keep_alive(&self) -> &'static [u8];
+}
+
 /// Writes one stream.
-pub(crate) struct StreamWriter {
+pub(crate) struct StreamWriter<F> {
     pub(crate) app: App,
     pub(crate) turn: TurnHandle,
-    pub(crate) completion: CompletionWriter,
+    pub(crate) format: F,
+    pub(crate) preface: Preface,
     /// The API key of the call: its revocation ends the stream.
     pub(crate) api_key: KeyWatch,
     /// The address of the server, as the call names it.
@@ -42,6 +61,8 @@ pub(crate) struct StreamWriter {
     /// The session in memory of a turn without a session. Such a call fails at a pause: the client cannot come
     /// back.
     pub(crate) scratch: Option<Arc<ScratchSession>>,
+    /// The words of the surface, for a turn that needs a session.
+    pub(crate) surface: &'static ChatSurface,
     /// Whether the agent may ask for calls of tools that the caller brought.
     pub(crate) with_calls: bool,
     /// The session, if a repeat of the call would create another one.
@@ -74,7 +95,7 @@ impl From<SendError<BodyPiece>> for StreamError {
     }
 }
 
-impl StreamWriter {
+impl<F: TurnFormat> StreamWriter<F> {
     /// Writes the stream. A broken stream does not stop the turn.
     pub(crate) async fn write(mut self, follower: TurnFollower, first: Option<TurnEvent>) {
         let (api_key, pieces) = (self.api_key.clone(), self.pieces.clone());
@@ -90,10 +111,10 @@ impl StreamWriter {
         if let Err(StreamError::Problem(problem)) = ended {
             let problem = match problem.status {
                 401 => *problem,
-                _ => with_session(*problem, self.only_here),
+                _ => with_session(*problem, self.only_here, self.surface),
             };
-            let body = to_body(&ErrorOut::of(&problem));
-            drop(self.send(&body, None).await);
+            let bytes = self.format.error(&problem);
+            drop(self.send(bytes, None).await);
         }
     }
 
@@ -102,8 +123,8 @@ impl StreamWriter {
         mut follower: TurnFollower,
         mut first: Option<TurnEvent>,
     ) -> Result<(), StreamError> {
-        self.send(&self.completion.first(), None).await?;
-        self.send_text(&self.completion.earlier_text()).await?;
+        let begin = self.format.begin();
+        self.send(begin, None).await?;
         loop {
             let event = match first.take() {
                 Some(first) => first,
@@ -112,12 +133,13 @@ impl StreamWriter {
             match event {
                 TurnEvent::Delta(piece) => {
                     self.drafted.push_str(&piece);
-                    self.send_text(&piece).await?;
+                    let bytes = self.format.text(&piece);
+                    self.send(bytes, None).await?;
                 }
                 TurnEvent::Paused(snapshot) => {
                     let account = self.turn.account(&snapshot).await?;
-                    let chunk = self.completion.paused(account.via, &snapshot.holds);
-                    self.send(&chunk, self.receipt(&snapshot)).await?;
+                    let bytes = self.format.pause(account.via, &snapshot.holds);
+                    self.send(bytes, self.receipt(&snapshot)).await?;
                 }
                 TurnEvent::Over(snapshot) => return self.end(*snapshot).await,
             }
@@ -132,15 +154,14 @@ impl StreamWriter {
                 biased;
                 event = &mut next => return Ok(event?),
                 () = tokio::time::sleep(KEEP_ALIVE) => {
-                    let (bytes, receipt) = (Bytes::from_static(sse::KEEP_ALIVE), None);
-                    self.pieces.send(BodyPiece { bytes, receipt }).await?;
+                    self.send(self.format.keep_alive().to_vec(), None).await?;
                 }
             }
         }
     }
 
     /// Ends the stream with the error or the answer of the turn, or with its pause.
-    async fn end(&self, snapshot: TurnSnapshot) -> Result<(), StreamError> {
+    async fn end(&mut self, snapshot: TurnSnapshot) -> Result<(), StreamError> {
         let receipt = self.receipt(&snapshot);
         let failure = self.turn.failure(&snapshot).await;
         if let Some(scratch) = &self.scratch {
@@ -149,61 +170,50 @@ impl StreamWriter {
         }
         if let Some(failed) = failure {
             self.note_part();
-            let problem = with_session(failed.into(), self.only_here);
-            return self.send(&to_body(&ErrorOut::of(&problem)), receipt).await;
+            let problem = with_session(failed.into(), self.only_here, self.surface);
+            let bytes = self.format.error(&problem);
+            return self.send(bytes, receipt).await;
         }
         let is_paused = snapshot.is_paused();
         if is_paused && self.scratch.is_some() {
-            return Err(needs_session().into());
+            return Err(needs_session(self.surface).into());
         }
-        let mut answer = reply_of(&snapshot, self.with_calls, &self.base);
-        let text = std::mem::take(&mut answer.text);
-        let rest = match text.strip_prefix(&self.drafted) {
+        let answer = reply_of(&snapshot, self.with_calls, &self.base);
+        let rest = match answer.text.strip_prefix(&self.drafted) {
             Some(rest) if !is_paused || self.drafted.is_empty() => rest.to_owned(),
-            _ if text.is_empty() => text,
+            _ if answer.text.is_empty() => String::new(),
             // The committed answer counts, also where it differs from the draft.
-            _ => format!("\n\n{text}"),
+            _ => format!("\n\n{}", answer.text),
         };
-        self.send_text(&rest).await?;
-        let ending = Ending {
-            answer,
-            account: self.turn.account(&snapshot).await?,
-            holds: snapshot.holds,
-        };
-        self.send(&self.completion.last(&ending), None).await?;
-        if let Some(usage) = self.completion.usage(ending.account.usage) {
-            self.send(&usage, None).await?;
-        }
-        self.send(b"[DONE]", receipt).await
+        let ending = Ending::of(&self.turn, snapshot, answer).await?;
+        let bytes = self.format.end(&rest, &ending);
+        self.send(bytes, receipt).await
     }
 
     /// The receipt for an answer that shows this snapshot. None for a turn without a session.
     fn receipt(&self, snapshot: &TurnSnapshot) -> Option<DeliveryReceipt> {
         let deliveries = &self.app.deliveries;
         let has_session = self.scratch.is_none();
-        has_session.then(|| deliveries.receipt(&self.turn, &self.completion.earlier, snapshot))
+        has_session.then(|| deliveries.receipt(&self.turn, &self.preface.earlier, snapshot))
     }
 
     /// Notes the text that the client has without an answer. It may send that text with its next call.
     fn note_part(&self) {
         if self.scratch.is_none() && !self.drafted.is_empty() {
-            let text = format!("{}{}", self.completion.earlier_text(), self.drafted);
+            let text = format!("{}{}", self.preface.text(), self.drafted);
             self.app.deliveries.note_part(self.turn.request, &text);
         }
     }
 
-    async fn send_text(&self, text: &str) -> Result<(), StreamError> {
-        if text.is_empty() {
+    async fn send(
+        &self,
+        bytes: Vec<u8>,
+        receipt: Option<DeliveryReceipt>,
+    ) -> Result<(), StreamError> {
+        if bytes.is_empty() {
             return Ok(());
         }
-        self.send(&self.completion.text(text), None).await
-    }
-
-    /// Sends one event.
-    async fn send(&self, data: &[u8], receipt: Option<DeliveryReceipt>) -> Result<(), StreamError> {
-        let mut event = Vec::with_capacity(data.len() + 8);
-        sse::push_event(&mut event, None, None, data);
-        let bytes = event.into();
+        let bytes = Bytes::from(bytes);
         Ok(self.pieces.send(BodyPiece { bytes, receipt }).await?)
     }
 }

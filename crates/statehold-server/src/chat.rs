@@ -1,0 +1,672 @@
+//! Chat turns of every surface: the parts of a call that all surfaces share, opening its turn in a session, in a
+//! new one or in memory, and answering it whole or as a stream.
+//!
+//! A surface reads its own messages and writes its own format ([`TurnFormat`]). It finds and starts turns only
+//! through this module, which calls `api::turn`.
+
+mod inline;
+mod refusal;
+mod stateless;
+mod stream;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::response::Response;
+use bytes::Bytes;
+use http::HeaderMap;
+use serde::de::DeserializeOwned;
+use statehold_agents::spec::AgentBook;
+use statehold_core::digest::Digest;
+use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::name::Name;
+use statehold_core::principal::Principal;
+use statehold_core::time::Timestamp;
+use statehold_engine::api::caller::act_for;
+use statehold_engine::api::json::{Raw, to_body};
+use statehold_engine::api::session::SessionInput;
+use statehold_engine::api::turn::{
+    self, AgentReply, Conversation, EarlierAnswer, OpenTurn, TurnAccount, TurnDecision, TurnEvent,
+    TurnHandle, TurnInput, TurnSnapshot, UserMessage, pause_text,
+};
+use statehold_engine::{Call, Credential, EngineError, HoldDetail, Role, Share};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+pub(crate) use self::inline::{CallerData, ClientManagedIds, InlineContext};
+pub(crate) use self::refusal::{TurnContext, forbid_retry};
+pub(crate) use self::stateless::{FailedCalls, agent_needs_session, passes_tools};
+use self::stateless::{ScratchSession, needs_session};
+use self::stream::StreamWriter;
+pub(crate) use self::stream::TurnFormat;
+use crate::http::call::{App, CallContext, CallerCredential, Payload, text};
+use crate::http::delivery;
+use crate::http::problem::{Code, Problem};
+use crate::native::AnswerHeaders;
+
+/// How long a call may wait for a decision: a day.
+const PAUSE_SECONDS_MAX: u64 = 86_400;
+/// A call that may wait longer than this takes a share of the streams.
+const WAIT_FREE: Duration = Duration::from_mins(1);
+/// How long the head of a stream waits for the first event of a hosted agent, so that a failure has its status.
+const HEAD_MAX: Duration = Duration::from_secs(2);
+/// How many pieces of a stream wait for a slow client.
+const PIECES_MAX: usize = 16;
+/// The user of a session that no user was named for.
+pub(crate) const ANONYMOUS: &str = "anonymous";
+/// How many agents an error names.
+const NAMED_MAX: usize = 20;
+
+/// A chat call, as far as all surfaces read it alike.
+pub(crate) struct ChatCall {
+    pub(crate) asked: CallContext,
+    credential: Option<Credential>,
+    pub(crate) body: Bytes,
+    /// The user of a new session, where a header names one.
+    pub(crate) user: Option<String>,
+    pub(crate) app_name: Option<Name>,
+    task: Option<TaskId>,
+    /// How long a pause is waited for, and until when.
+    wait: Duration,
+    wait_until: Instant,
+    /// The address of the server, as the call names it.
+    pub(crate) base: String,
+    /// Whether people decide holds in another place than this chat: no message answers a question.
+    pub(crate) decides_elsewhere: bool,
+    /// Whether the caller brings tools of its own, which it runs itself.
+    pub(crate) brings_tools: bool,
+    surface: &'static ChatSurface,
+}
+
+/// The words of a surface, for errors that say what to send.
+#[derive(Debug)]
+pub(crate) struct ChatSurface {
+    /// The way to ask for a new session.
+    pub(crate) new_session: &'static str,
+    /// The place of a session's id.
+    pub(crate) session: &'static str,
+    /// The place of the agent.
+    pub(crate) agent: &'static str,
+}
+
+/// A turn that was found or started. A turn without a session also has its session in memory, which is deleted at
+/// the end of the call.
+pub(crate) struct ChatTurn {
+    open: OpenTurn,
+    scratch: Option<Arc<ScratchSession>>,
+    /// Whether this server runs the agent.
+    is_hosted: bool,
+}
+
+/// The ids of a turn whose session outlives the call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TurnIds {
+    pub(crate) session: SessionId,
+    pub(crate) task: TaskId,
+    pub(crate) request: RequestId,
+}
+
+/// A turn before its first event.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TurnHead {
+    /// None for a call without a session.
+    pub(crate) ids: Option<TurnIds>,
+    pub(crate) request: RequestId,
+    pub(crate) started_at: Timestamp,
+}
+
+impl TurnHead {
+    fn of(turn: &TurnHandle, started_at: Timestamp, has_session: bool) -> Self {
+        Self {
+            ids: has_session.then_some(TurnIds {
+                session: turn.session,
+                task: turn.task,
+                request: turn.request,
+            }),
+            request: turn.request,
+            started_at,
+        }
+    }
+}
+
+/// The answers of earlier turns that come before an answer, and the reminder of an open question.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Preface {
+    pub(crate) earlier: Vec<EarlierAnswer>,
+    /// A line about a question that stays open.
+    pub(crate) reminder: Option<String>,
+}
+
+impl Preface {
+    fn of(turn: &OpenTurn) -> Self {
+        Self {
+            earlier: turn.earlier.clone(),
+            reminder: turn.reminder.clone(),
+        }
+    }
+
+    /// All of it, each paragraph followed by a blank line.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        let earlier = self.earlier.iter().map(|earlier| &earlier.content);
+        for paragraph in earlier.chain(&self.reminder) {
+            text.push_str(paragraph);
+            text.push_str("\n\n");
+        }
+        text
+    }
+}
+
+/// How a call ends.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    pub(crate) answer: AgentReply,
+    pub(crate) account: TurnAccount,
+    /// The open holds of a paused turn.
+    pub(crate) holds: Vec<HoldDetail>,
+}
+
+impl Ending {
+    async fn of(
+        turn: &TurnHandle,
+        snapshot: TurnSnapshot,
+        answer: AgentReply,
+    ) -> Result<Self, EngineError> {
+        Ok(Self {
+            answer,
+            account: turn.account(&snapshot).await?,
+            holds: snapshot.holds,
+        })
+    }
+
+    /// `completed` or `paused`.
+    pub(crate) fn status(&self) -> &'static str {
+        status_of(&self.holds)
+    }
+}
+
+/// The status of a turn with these open holds.
+pub(crate) fn status_of(holds: &[HoldDetail]) -> &'static str {
+    if holds.is_empty() {
+        "completed"
+    } else {
+        "paused"
+    }
+}
+
+/// The reply that a call ends with: that of the agent, or a text about the pause. `base` is the address of
+/// the server.
+fn reply_of(snapshot: &TurnSnapshot, with_calls: bool, base: &str) -> AgentReply {
+    if !snapshot.is_paused() {
+        return snapshot.reply(with_calls);
+    }
+    AgentReply {
+        text: pause_text(&snapshot.holds, base),
+        ..AgentReply::default()
+    }
+}
+
+impl ChatCall {
+    /// Authenticates the caller and reads the headers and the body.
+    pub(crate) async fn read<T: DeserializeOwned>(
+        app: &App,
+        request: Request,
+        surface: &'static ChatSurface,
+    ) -> Result<(Self, T, HeaderMap), Problem> {
+        let (mut parts, body) = request.into_parts();
+        let user = text(&parts.headers, "x-statehold-user")?.map(str::to_owned);
+        // The developer is no backend that acts for others, but may say whose session it is.
+        parts.headers.remove("x-statehold-user");
+        let mut asked = CallContext::from_request_parts(&mut parts, app).await?;
+        let is_local = asked.caller.principal == Principal::Local;
+        if let Some(user) = user.as_deref().filter(|_| !is_local) {
+            asked.caller = act_for(&app.engine, &asked.caller, user, false).await?;
+        }
+        let CallerCredential(credential) =
+            CallerCredential::from_request_parts(&mut parts, app).await?;
+        let headers = parts.headers.clone();
+        let payload = Payload::<T>::from_request(Request::from_parts(parts, body), app);
+        let Payload { value, bytes } = payload.await?;
+        let wait = wait_of(&headers)?;
+        let call = Self {
+            asked,
+            credential,
+            body: bytes,
+            user,
+            app_name: app_name(&headers)?,
+            task: task_of(&headers)?,
+            wait,
+            wait_until: Instant::now() + wait,
+            base: base_of(&headers)?,
+            decides_elsewhere: false,
+            brings_tools: false,
+            surface,
+        };
+        Ok((call, value, headers))
+    }
+
+    /// Requires the client role, before the call is validated. The rights to a session are checked when it is
+    /// found.
+    pub(crate) fn require_client(&self) -> Result<(), Problem> {
+        let needs = Role::Client;
+        if self.asked.caller.has(needs) {
+            return Ok(());
+        }
+        Err(EngineError::Forbidden { needs }.into())
+    }
+
+    /// Takes a share of the streams, if the call stays open for long.
+    pub(crate) fn take_share(&self, app: &App, is_stream: bool) -> Result<Option<Share>, Problem> {
+        let stays_open = is_stream || self.wait > WAIT_FREE;
+        stays_open
+            .then(|| app.shares.take_stream(&self.asked.caller))
+            .transpose()
+    }
+
+    /// Finds or starts the turn in a session that exists.
+    pub(crate) async fn open_in_session(
+        &self,
+        app: &App,
+        session: SessionId,
+        (agent, message): (&Name, UserMessage),
+        decisions: Vec<TurnDecision>,
+    ) -> Result<ChatTurn, Problem> {
+        let input = self.turn_input(app, agent, message);
+        let is_hosted = is_hosted(app, agent);
+        let opened = turn::open_turn(&app.engine, &app.deliveries, input(session), decisions);
+        let opened = opened.await?;
+        self.require_declared(app, agent, opened, is_hosted).await
+    }
+
+    /// Finds or starts the turn in a session that the call creates.
+    pub(crate) async fn open_in_new_session(
+        &self,
+        app: &App,
+        new: SessionInput,
+        (agent, message): (&Name, UserMessage),
+        known: &mut TurnContext,
+    ) -> Result<ChatTurn, Problem> {
+        let input = self.turn_input(app, agent, message);
+        let new = self.creation(new)?;
+        let is_hosted = is_hosted(app, agent);
+        let opened = turn::open_turn_in_new_session(&app.engine, &app.deliveries, new, input);
+        let opened = self.note_session(opened.await, self.asked.key_text().is_some(), known)?;
+        self.require_declared(app, agent, opened, is_hosted).await
+    }
+
+    /// Finds or starts the turn in the session that a conversation continues.
+    pub(crate) async fn open_in_recalled_session(
+        &self,
+        app: &App,
+        (new, conversation): (SessionInput, Conversation),
+        (agent, message): (&Name, UserMessage),
+        known: &mut TurnContext,
+    ) -> Result<ChatTurn, Problem> {
+        let input = self.turn_input(app, agent, message);
+        let new = self.creation(new)?;
+        let is_hosted = is_hosted(app, agent);
+        let (engine, log) = (&app.engine, &app.deliveries);
+        let opened = turn::open_turn_in_recalled_session(engine, log, new, conversation, input);
+        let opened = self.note_session(Box::pin(opened).await, true, known)?;
+        self.require_declared(app, agent, opened, is_hosted).await
+    }
+
+    /// Notes the session of a call that may fail. A repeat finds it by its key or by its messages, or not at all.
+    fn note_session(
+        &self,
+        opened: Result<OpenTurn, (EngineError, Option<SessionId>)>,
+        is_found_again: bool,
+        known: &mut TurnContext,
+    ) -> Result<OpenTurn, Problem> {
+        let made = match &opened {
+            Ok(opened) => Some(opened.handle.session),
+            Err((_, made)) => *made,
+        };
+        known.made(made, is_found_again);
+        opened.map_err(|(error, _)| error.into())
+    }
+
+    /// The input of the turn, once its session is known. Its key stands for the session and the body.
+    fn turn_input(
+        &self,
+        app: &App,
+        agent: &Name,
+        message: UserMessage,
+    ) -> impl FnOnce(SessionId) -> TurnInput + Send + 'static {
+        let (asked, body, agent) = (self.asked.clone(), self.fingerprint(), agent.clone());
+        let (task, credential) = (self.task, self.credential.clone());
+        let decides_elsewhere = self.decides_elsewhere;
+        let config = config_of(&app.options.agents.get(), &agent);
+        move |session| TurnInput {
+            call: Call {
+                key: asked.key_of("", &[session.to_string().as_bytes(), &body]),
+                caller: asked.caller.clone(),
+                if_revision: asked.if_revision,
+            },
+            key: asked.key_text().map(str::to_owned),
+            session,
+            agent,
+            task,
+            message,
+            credential,
+            config,
+            decides_elsewhere,
+        }
+    }
+
+    /// The body as far as an idempotency key stands for it: a client may ask for the same turn as a stream, or
+    /// whole.
+    fn fingerprint(&self) -> Vec<u8> {
+        let members = serde_json::from_slice::<BTreeMap<String, Raw>>(&self.body);
+        members.map_or_else(
+            |_| self.body.to_vec(),
+            |mut members| {
+                members.retain(|name, _| !matches!(name.as_str(), "stream" | "stream_options"));
+                to_body(&members)
+            },
+        )
+    }
+
+    /// A session of this app and agent, for the user of the key, the one of the header, or the one that the body
+    /// names.
+    pub(crate) fn new_session(
+        &self,
+        app: &App,
+        app_name: &str,
+        agent: &Name,
+        in_body: Option<&str>,
+    ) -> SessionInput {
+        let named = self.user.as_deref().or(in_body);
+        let named = named.filter(|name| !name.is_empty());
+        SessionInput {
+            app: app_name.to_owned(),
+            user: match self.asked.caller.user {
+                // The key says who the user is.
+                Some(_) => None,
+                None => Some(named.unwrap_or(ANONYMOUS).to_owned()),
+            },
+            agent: Some(agent.to_string()),
+            ttl_seconds: app.options.chat_session_ttl_seconds,
+            ..SessionInput::default()
+        }
+    }
+
+    /// The call that creates a session.
+    fn creation(&self, new: SessionInput) -> Result<(Call, SessionInput), Problem> {
+        self.require_no_task("a new session")?;
+        let call = Call {
+            // No key of a caller has a blank in it.
+            key: self
+                .asked
+                .key_of(" session", &[b"new", &self.fingerprint()]),
+            ..Call::by(self.asked.caller.clone())
+        };
+        Ok((call, new))
+    }
+
+    /// Refuses a task where no session exists yet.
+    fn require_no_task(&self, what: &str) -> Result<(), Problem> {
+        if self.task.is_some() {
+            let detail = format!("`x-statehold-task`: {what} has no tasks to go on with");
+            return Err(Problem::new(Code::BadHeader, detail));
+        }
+        Ok(())
+    }
+
+    /// Whether the agent may ask the caller to run tools: only without a session, and only tools that the
+    /// caller brought.
+    fn wants_calls(&self, has_session: bool) -> bool {
+        !has_session && self.brings_tools
+    }
+
+    /// The time until which a pause is waited for: none without a session, to which the client could return.
+    fn deadline(&self, has_session: bool) -> Instant {
+        if has_session {
+            self.wait_until
+        } else {
+            Instant::now()
+        }
+    }
+
+    /// Cancels a turn whose agent was removed a moment ago: perhaps no runner has seen it.
+    async fn require_declared(
+        &self,
+        app: &App,
+        agent: &Name,
+        open: OpenTurn,
+        is_hosted: bool,
+    ) -> Result<ChatTurn, Problem> {
+        let now = app.options.agents.get();
+        if is_hosted && now.agent(agent).is_none() && open.is_new {
+            open.handle.cancel().await?;
+            return Err(self.unknown_agent(&now, agent.as_str(), None));
+        }
+        Ok(ChatTurn {
+            open,
+            scratch: None,
+            is_hosted,
+        })
+    }
+
+    /// The problem for a name that is no agent.
+    pub(crate) fn unknown_agent(
+        &self,
+        book: &AgentBook,
+        name: &str,
+        own: Option<&Name>,
+    ) -> Problem {
+        let declared = book.agents.keys().filter(|name| own != Some(*name));
+        let known = own.into_iter().chain(declared).map(Name::as_str);
+        unknown_agent(name, known.collect()).with("path", self.surface.agent)
+    }
+
+    /// An agent that is declared, or that is the one of the session.
+    pub(crate) fn declared(
+        &self,
+        book: &AgentBook,
+        name: &str,
+        own: Option<&Name>,
+    ) -> Result<Name, Problem> {
+        let mut names = own.into_iter().chain(book.agents.keys());
+        let found = names.find(|known| known.as_str() == name).cloned();
+        found.ok_or_else(|| self.unknown_agent(book, name, own))
+    }
+
+    /// Waits for the turn. `write` makes the body of the answer.
+    pub(crate) async fn answer(
+        &self,
+        app: &App,
+        turn: ChatTurn,
+        known: &mut TurnContext,
+        write: impl FnOnce(&TurnHead, Preface, &Ending) -> Vec<u8>,
+    ) -> Result<Response, Problem> {
+        let ChatTurn { open, scratch, .. } = turn;
+        let (handle, has_session) = (&open.handle, scratch.is_none());
+        if has_session {
+            known.found(handle);
+        }
+        let work = async {
+            let snapshot = handle.outcome(self.deadline(has_session)).await?;
+            let room = scratch.as_ref().map(|scratch| (scratch, self.surface));
+            require_answer(app, handle, room, &snapshot, known).await?;
+            let log = &app.deliveries;
+            let receipt = has_session.then(|| log.receipt(handle, &open.earlier, &snapshot));
+            let head = TurnHead::of(handle, snapshot.started_at, has_session);
+            let reply = reply_of(&snapshot, self.wants_calls(has_session), &self.base);
+            let ending = Ending::of(handle, *snapshot, reply).await?;
+            let bytes = write(&head, Preface::of(&open), &ending);
+            let mut response = delivery::json(bytes, receipt);
+            describe(response.headers_mut(), &open, has_session);
+            Ok::<_, Problem>(response)
+        };
+        self.asked.while_valid(work).await
+    }
+
+    /// Answers as the answer is written. `format` makes the format of the stream.
+    pub(crate) async fn stream<F: TurnFormat>(
+        self,
+        app: App,
+        turn: ChatTurn,
+        share: Share,
+        known: &mut TurnContext,
+        format: impl FnOnce(&TurnHead, Preface) -> F,
+    ) -> Result<Response, Problem> {
+        let ChatTurn {
+            open,
+            scratch,
+            is_hosted,
+        } = turn;
+        let (handle, has_session) = (open.handle.clone(), scratch.is_none());
+        if has_session {
+            known.found(&handle);
+        }
+        let started_at = handle.started_at().await?;
+        let mut follower = handle.follow(self.deadline(has_session));
+        let mut first = None;
+        if is_hosted {
+            let next = self.asked.while_valid(follower.next());
+            first = tokio::time::timeout(HEAD_MAX, next)
+                .await
+                .ok()
+                .transpose()?;
+        }
+        if let Some(TurnEvent::Over(snapshot)) = &first {
+            let room = scratch.as_ref().map(|scratch| (scratch, self.surface));
+            require_answer(&app, &handle, room, snapshot, known).await?;
+        }
+        let head = TurnHead::of(&handle, started_at, has_session);
+        let format = format(&head, Preface::of(&open));
+        let (pieces, written) = mpsc::channel(PIECES_MAX);
+        let mut response = Response::new(delivery::streamed(written, share));
+        let headers = response.headers_mut();
+        format.set_headers(headers);
+        describe(headers, &open, has_session);
+        let writer = StreamWriter {
+            app,
+            turn: handle,
+            format,
+            preface: Preface::of(&open),
+            with_calls: self.wants_calls(has_session),
+            api_key: self.asked.api_key,
+            base: self.base,
+            pieces,
+            drafted: String::new(),
+            scratch,
+            surface: self.surface,
+            only_here: known.only_here,
+        };
+        tokio::spawn(writer.write(follower, first));
+        Ok(response)
+    }
+}
+
+/// Fails if a turn has ended without an answer, or is paused and its client cannot come back: it has a session in
+/// memory.
+async fn require_answer(
+    app: &App,
+    turn: &TurnHandle,
+    room: Option<(&Arc<ScratchSession>, &ChatSurface)>,
+    snapshot: &TurnSnapshot,
+    known: &mut TurnContext,
+) -> Result<(), Problem> {
+    let failure = turn.failure(snapshot).await;
+    if let Some((scratch, _)) = room {
+        let end = (turn, failure.is_some());
+        app.failed_calls.settle(app, scratch, end);
+    }
+    if let Some(failed) = failure {
+        // An error has no room for answers of other turns: they come with the next call.
+        let has_session = room.is_none();
+        known.receipt = has_session.then(|| app.deliveries.receipt(turn, &[], snapshot));
+        return Err(failed.into());
+    }
+    match room {
+        Some((_, surface)) if snapshot.is_paused() => Err(needs_session(surface)),
+        _ => Ok(()),
+    }
+}
+
+/// The problem for a name that is none of the known ones.
+pub(crate) fn unknown_agent(name: &str, mut known: Vec<&str>) -> Problem {
+    let more = known.len().saturating_sub(NAMED_MAX);
+    known.truncate(NAMED_MAX);
+    let name: String = name.chars().take(128).collect();
+    let known = match (known.is_empty(), more) {
+        (true, _) => "none is declared; name a session whose agent it is".to_owned(),
+        (false, 0) => format!("use one of: {}", known.join(", ")),
+        (false, more) => format!("use one of: {} and {more} more", known.join(", ")),
+    };
+    let detail = format!("there is no agent `{name}`; {known}");
+    Problem::new(Code::AgentUnknown, detail)
+}
+
+/// Whether this server runs the agent.
+fn is_hosted(app: &App, agent: &Name) -> bool {
+    let book = app.options.agents.get();
+    let spec = book.agent(agent);
+    spec.is_some_and(|spec| spec.kind.is_hosted())
+}
+
+/// The digest of an agent's declaration.
+fn config_of(book: &AgentBook, agent: &Name) -> Option<Digest> {
+    book.agent(agent).map(|spec| spec.digest)
+}
+
+/// The headers that say what an answer is about.
+fn describe(headers: &mut HeaderMap, turn: &OpenTurn, has_session: bool) {
+    let (handle, replayed) = (&turn.handle, turn.is_replay);
+    let values = AnswerHeaders {
+        session: has_session.then_some(handle.session),
+        task: has_session.then_some(handle.task),
+        request: has_session.then_some(handle.request),
+        replayed,
+        ..AnswerHeaders::default()
+    };
+    values.write(headers);
+}
+
+fn wait_of(headers: &HeaderMap) -> Result<Duration, Problem> {
+    let Some(wait) = text(headers, "x-statehold-wait")? else {
+        return Ok(Duration::ZERO);
+    };
+    let seconds = wait.parse().ok();
+    let seconds = seconds.filter(|seconds| *seconds <= PAUSE_SECONDS_MAX);
+    seconds.map(Duration::from_secs).ok_or_else(|| {
+        let detail = "`x-statehold-wait` is a number of seconds, at most 86400 (a day)";
+        Problem::new(Code::BadHeader, detail)
+    })
+}
+
+fn app_name(headers: &HeaderMap) -> Result<Option<Name>, Problem> {
+    let name = text(headers, "x-statehold-app")?;
+    name.map(|name| {
+        name.parse().map_err(|error| {
+            let detail = format!("`x-statehold-app`: {error}");
+            Problem::new(Code::BadHeader, detail)
+        })
+    })
+    .transpose()
+}
+
+fn task_of(headers: &HeaderMap) -> Result<Option<TaskId>, Problem> {
+    let task = text(headers, "x-statehold-task")?;
+    // A text that is no id names no task.
+    task.map(|task| task.parse().map_err(|_| Problem::not_found()))
+        .transpose()
+}
+
+/// The address of the server, as the call names it. Characters that no address has are not echoed.
+fn base_of(headers: &HeaderMap) -> Result<String, Problem> {
+    let host = text(headers, "host")?.unwrap_or_default();
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);
+    if host.is_empty() || !host.bytes().all(is_plain) {
+        return Ok(String::new());
+    }
+    let scheme = match text(headers, "x-forwarded-proto")? {
+        Some("https") => "https",
+        _ => "http",
+    };
+    Ok(format!("{scheme}://{host}"))
+}
