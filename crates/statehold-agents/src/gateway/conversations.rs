@@ -52,6 +52,10 @@ pub(crate) struct ConversationsAgent {
 
 /// Recorded result of creating a conversation.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that do not exclude each other"
+)]
 struct StartedConversation {
     conversation: String,
     generation: u32,
@@ -88,6 +92,10 @@ struct ServiceReply {
 
 /// Known state of the conversation before the call.
 #[derive(Debug, Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that do not exclude each other"
+)]
 struct KnownConversation {
     conversation: Option<String>,
     generation: u32,
