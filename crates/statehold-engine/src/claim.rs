@@ -1,5 +1,6 @@
 //! Handing out work: a worker claims requests of its agent, and waits if there are none.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use statehold_core::command::{Command, Rejection};
@@ -51,6 +52,16 @@ pub struct ClaimedRequest {
     pub credential: Option<(Credential, CredentialSource)>,
     /// The configured credential of its agent.
     pub service_credential: Option<Credential>,
+}
+
+/// The queue of an agent, read in pages.
+#[derive(Default)]
+struct QueuePages {
+    page: VecDeque<(SessionId, RequestId)>,
+    /// The last request that was read.
+    after: Option<RequestId>,
+    /// Whether that was the last one.
+    is_read: bool,
 }
 
 /// Fails unless the caller's key is for this agent.
@@ -125,56 +136,83 @@ impl Engine {
         claim: &Claim,
     ) -> Result<Vec<ClaimedRequest>, EngineError> {
         let store = &self.inner().store;
-        let candidates = if let Some(request) = claim.request {
+        if let Some(request) = claim.request {
             let session = store.session_of_request(request).await?;
             let session = session.ok_or(EngineError::NotFound)?;
             self.require_agent(session, request, &claim.agent).await?;
-            vec![(session, request)]
-        } else {
-            let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
-            // Other workers compete for the same requests, and damaged sessions stay in the queue: read a few
-            // more than needed.
-            let damage = store.damage();
-            let limit = 2 * claim.max + 8 + damage.counts().sessions;
-            let found = store.claimable(tenant, agent, caller.user, limit).await?;
-            let sound = found.into_iter();
-            sound
-                .filter(|(session, _)| !damage.is_unusable(*session))
-                .collect()
-        };
-        let mut candidates = candidates.into_iter();
+            let claimed = self.claim_one(caller, session, request, claim.lease_ms);
+            return Ok(claimed.await?.into_iter().collect());
+        }
+        // Other workers compete for the same requests: try a few more than needed. Damaged sessions stay in the
+        // queue and do not count.
+        let mut tries = 2 * claim.max + 8;
+        let mut queue = QueuePages::default();
         let mut claimed = Vec::new();
-        let mut refused = None;
         while claimed.len() < claim.max {
-            let wanted = claim.max - claimed.len();
-            let batch: Vec<_> = candidates.by_ref().take(wanted).collect();
-            if batch.is_empty() {
-                break;
-            }
+            let wanted = tries.min(claim.max - claimed.len());
+            let batch = self.next_sound(&mut queue, caller, claim, wanted).await;
+            let batch = match batch {
+                Ok(batch) if batch.is_empty() => break,
+                Ok(batch) => batch,
+                Err(error) if claimed.is_empty() => return Err(error),
+                Err(_) => break,
+            };
             // The claims are commits of different sessions, so they run concurrently.
             let claims = batch.iter().map(|&(session, request)| {
                 self.claim_one(caller, session, request, claim.lease_ms)
             });
             let ended = futures_util::future::join_all(claims).await;
-            for one in ended {
+            let mut refused = None;
+            for (one, (session, _)) in ended.into_iter().zip(batch) {
                 match one {
                     Ok(one) => claimed.extend(one),
-                    // Another worker was faster, the caller may not claim it, or its session is damaged.
-                    Err(
-                        EngineError::Rejected(_) | EngineError::NotFound | EngineError::Damaged(_),
-                    ) if claim.request.is_none() => {}
+                    Err(EngineError::Damaged(error)) => {
+                        store.damage().note_unusable(session, error);
+                        continue;
+                    }
+                    // Another worker was faster, or the caller may not claim it.
+                    Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
                     Err(error) => refused = Some(error),
                 }
+                tries -= 1;
             }
-            if refused.is_some() {
-                break;
+            match refused {
+                // Return the requests claimed before the error: the worker has their leases.
+                Some(error) if claimed.is_empty() => return Err(error),
+                Some(_) => break,
+                None => {}
             }
         }
-        match refused {
-            // Return the requests claimed before the error: the worker has their leases.
-            Some(error) if claimed.is_empty() => Err(error),
-            _ => Ok(claimed),
+        Ok(claimed)
+    }
+
+    /// The next requests in the queue of an agent whose sessions are sound, at most `wanted`.
+    async fn next_sound(
+        &self,
+        queue: &mut QueuePages,
+        caller: &Caller,
+        claim: &Claim,
+        wanted: usize,
+    ) -> Result<Vec<(SessionId, RequestId)>, EngineError> {
+        let store = &self.inner().store;
+        let mut batch = Vec::new();
+        while batch.len() < wanted {
+            if queue.page.is_empty() && !queue.is_read {
+                let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
+                let limit = 2 * claim.max + 8;
+                let page = store.claimable(tenant, agent, caller.user, queue.after, limit);
+                let page = page.await?;
+                queue.is_read = page.len() < limit;
+                queue.after = page.last().map(|(_, request)| *request);
+                queue.page = page.into();
+            }
+            match queue.page.pop_front() {
+                Some((session, _)) if store.damage().is_unusable(session) => {}
+                Some(sound) => batch.push(sound),
+                None => break,
+            }
         }
+        Ok(batch)
     }
 
     /// Fails if a named request belongs to another agent.

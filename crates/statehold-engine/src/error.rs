@@ -4,7 +4,7 @@ use statehold_core::command::Rejection;
 use statehold_core::ids::SessionId;
 use statehold_core::merge::MergeError;
 use statehold_core::scope::StateKey;
-use statehold_store::StoreError;
+use statehold_store::{FORK_LEVELS_MAX, StoreError};
 
 use crate::api::hold::{DecisionView, HoldRef};
 use crate::caller::Role;
@@ -195,6 +195,12 @@ pub enum EngineError {
         /// The newest revision.
         current: u64,
     },
+    /// A fork of forks would be too deep.
+    #[error(
+        "the session is {FORK_LEVELS_MAX} forks away from its first origin and cannot be forked again; begin a \
+         new session"
+    )]
+    ForkTooDeep,
     /// A limit was exceeded.
     #[error("{0}")]
     TooMany(&'static str),
@@ -253,6 +259,7 @@ impl From<StoreError> for EngineError {
                 found,
             },
             StoreError::NameTaken { session } => Self::NameTaken { session },
+            StoreError::ForkTooDeep => Self::ForkTooDeep,
             StoreError::PageTooSmall { bytes } => Self::PageTooSmall { bytes },
             StoreError::Full => Self::Full,
             StoreError::Stopped => Self::Stopping,

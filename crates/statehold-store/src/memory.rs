@@ -33,11 +33,11 @@ use crate::codec::{self, StoredBody};
 use crate::commit::{Answer, CHAT_REQUESTS_MAX, Commit, SharedWrite, chat_request_in, results_in};
 use crate::keys::KnownKeys;
 use crate::port::{
-    ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageLog, Due, HoldChange, HoldQuery,
-    HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
-    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
-    share,
+    ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageLog, Due, FORK_LEVELS_MAX,
+    HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
+    PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    impl_store, share,
 };
 
 /// A store in memory.
@@ -202,16 +202,29 @@ impl Tables {
                 let shared = self.sessions.get(&origin).filter(living);
                 let shared = shared.ok_or(origin_found(0))?;
                 let state = shared.state_at(at);
-                state
-                    .filter(|state| at == expected && state.head == prev_hash)
-                    .map(|state| (shared.log_until(at).to_vec(), state))
-                    .ok_or(origin_found(shared.state.revision))
+                let state = state.filter(|state| at == expected && state.head == prev_hash);
+                let state = state.ok_or(origin_found(shared.state.revision))?;
+                self.require_shallow(shared)?;
+                Ok((shared.log_until(at).to_vec(), state))
             }
             (None, None) if expected == 0 && prev_hash == Digest::ZERO => {
                 Ok((Vec::new(), SessionState::new(session)))
             }
             (None, None) => Err(conflict(session, 0)),
         }
+    }
+
+    /// Refuses a fork of a session that is too many forks away from its first origin.
+    fn require_shallow(&self, origin: &Session) -> Result<(), StoreError> {
+        let origin_of = |session: &&Session| {
+            let (origin, _) = session.origin?;
+            self.sessions.get(&origin)
+        };
+        let levels = std::iter::successors(Some(origin), origin_of).count();
+        if levels > FORK_LEVELS_MAX {
+            return Err(StoreError::ForkTooDeep);
+        }
+        Ok(())
     }
 
     fn require_free_key(&self, commit: &Commit) -> Result<(), StoreError> {
@@ -444,8 +457,8 @@ impl_store! {
         fn last_place() -> u64 = tables.committed.len() as u64;
         fn heads_after(after: u64, limit: usize) -> Vec<ChangedHead> =
             tables.commits_after(after).take(limit).filter_map(|at| tables.head_at(at)).collect();
-        fn claimable(tenant: Name, agent: Name, user: Option<UserId>, limit: usize)
-            -> Vec<(SessionId, RequestId)> = tables.list_claimable(&tenant, &agent, user, limit);
+        fn claimable(tenant: Name, agent: Name, user: Option<UserId>, after: Option<RequestId>, limit: usize)
+            -> Vec<(SessionId, RequestId)> = tables.list_claimable(&tenant, &agent, user, after, limit);
         fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
             -> Vec<LiveWork> = tables.list_live(&tenant, &agent, after, limit);
         fn due(now: Timestamp, limit: usize) -> Vec<Due> =

@@ -40,6 +40,9 @@ use crate::keys::KnownKeys;
 /// An error of the engine below, kept as a source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// How many forks lie between a session and its first origin at most. Reads of a fork look into each of them.
+pub const FORK_LEVELS_MAX: usize = 64;
+
 /// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -69,6 +72,9 @@ pub enum StoreError {
         /// The session that has the name.
         session: SessionId,
     },
+    /// A fork of forks would be too deep.
+    #[error("a session may be {FORK_LEVELS_MAX} forks away from its first origin, not more")]
+    ForkTooDeep,
     /// The audit stream has moved on.
     #[error("the audit stream has moved on to entry {found}")]
     TenantConflict {
@@ -133,6 +139,7 @@ impl StoreError {
             | Self::Full
             | Self::Unavailable(_) => true,
             Self::NameTaken { .. }
+            | Self::ForkTooDeep
             | Self::KeyTaken { .. }
             | Self::Stopped
             | Self::Corrupt { .. }
@@ -488,12 +495,14 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<usize, StoreError>;
 
-    /// Requests of an agent that wait for a worker, oldest first; of one user only, if one is named.
+    /// Requests of an agent that wait for a worker, oldest first, after the one named; of one user only, if one
+    /// is named.
     async fn claimable(
         &self,
         tenant: Name,
         agent: Name,
         user: Option<UserId>,
+        after: Option<RequestId>,
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
 

@@ -9,6 +9,7 @@ mod chats;
 mod check;
 mod due;
 mod erase;
+mod fork;
 mod history;
 mod holds;
 mod hot;
@@ -54,6 +55,7 @@ use crate::port::{
     StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
 };
 use erase::ErasedRows;
+use fork::ForkPlaces;
 use readers::Readers;
 use snapshot::Snapshot;
 use tail::{RowReader, Tail};
@@ -182,13 +184,15 @@ impl SqliteStore {
         }
         let readers = Readers::start(&path, options.readers.max(1), options.meter.as_ref())?;
         let tail = Arc::new(Tail::new(options.tail_bytes_max));
-        let writer = Writer::start(conn, epoch, options.on_stop, Arc::clone(&tail));
+        let damage = Arc::new(DamageLog::default());
+        let noted = Arc::clone(&damage);
+        let writer = Writer::start(conn, epoch, options.on_stop, Arc::clone(&tail), noted);
         Ok(Self {
             verifier: Verifier::new(path, writer.folder()),
             writer,
             readers,
             tail,
-            damage: Arc::default(),
+            damage,
             _lock: lock,
         })
     }
@@ -394,8 +398,8 @@ impl_store! {
         fn last_place() -> u64 = read::last_place(conn);
         fn heads_after(after: u64, limit: usize) -> Vec<ChangedHead> =
             read::heads_after(conn, after, limit);
-        fn claimable(tenant: Name, agent: Name, user: Option<UserId>, limit: usize)
-            -> Vec<(SessionId, RequestId)> = read::claimable(conn, &tenant, &agent, user, limit);
+        fn claimable(tenant: Name, agent: Name, user: Option<UserId>, after: Option<RequestId>, limit: usize)
+            -> Vec<(SessionId, RequestId)> = read::claimable(conn, &tenant, &agent, user, after, limit);
         fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
             -> Vec<LiveWork> = read::live_work(conn, &tenant, &agent, after, limit);
         fn due(now: Timestamp, limit: usize) -> Vec<Due> = due::due(conn, now, limit);
@@ -434,7 +438,16 @@ impl_store! {
     }
 
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
-        self.writer.begin_commit(commit).await
+        if commit.writes.fork.is_none() {
+            return self.writer.begin_commit(commit, None).await;
+        }
+        let session = commit.session();
+        let looked_up = self.read(move |conn| {
+            let places = ForkPlaces::find(conn, &commit)?;
+            Ok((commit, places))
+        });
+        let (commit, places) = self.noted(session, looked_up.await)?;
+        self.writer.begin_commit(commit, places).await
     }
 
     async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError> {
@@ -540,8 +553,9 @@ impl_store! {
 
     async fn erase_some(&self, limit: PageLimit) -> Result<bool, StoreError> {
         let tail = Arc::clone(&self.tail);
-        let erase = move |conn: &mut Connection| erase::some(conn, limit, &tail);
-        let removed = self.writer.run(limit.bytes, erase).await?;
+        let damage = Arc::clone(&self.damage);
+        let erase = move |conn: &mut Connection| erase::some(conn, limit, &tail, &damage);
+        let removed = self.writer.run_counted(erase).await?;
         if removed == ErasedRows::Last && !self.verifier.delays_folding() {
             // Removed payloads would stay readable in the log of the engine below until it wraps.
             self.writer.fold_log().await?;
@@ -556,16 +570,16 @@ impl_store! {
         fresh: UserId,
     ) -> Result<UserId, StoreError> {
         let intern = move |conn: &mut Connection| tenant::intern_user(conn, &tenant, &name, fresh);
-        self.writer.run(0, intern).await
+        self.writer.run(intern).await
     }
 
     async fn commit_tenant(&self, commit: TenantCommit) -> Result<(), StoreError> {
         let write = move |conn: &mut Connection| tenant::commit(conn, &commit);
-        self.writer.run(0, write).await
+        self.writer.run(write).await
     }
 
     async fn forget_answers(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
         let forget = move |conn: &mut Connection| write::forget_answers(conn, now, limit);
-        self.writer.run(0, forget).await
+        self.writer.run(forget).await
     }
 }

@@ -279,6 +279,7 @@ promises! {
         the_tasks_of_a_fork_keep_the_state_of_that_time,
         a_fork_has_the_values_of_that_time,
         a_fork_of_a_fork_reads_through_both,
+        forks_of_forks_end_at_a_limit,
         a_fork_sees_the_rewinds_before_it_only,
         a_fork_is_listed_without_the_name_of_its_origin,
         a_fork_begins_once_and_from_a_revision_that_was,

@@ -312,21 +312,29 @@ pub async fn open_turn_in_recalled_session(
     drop(permit);
     let (own, log) = (engine.clone(), Arc::clone(log));
     let work = async move {
-        let (session, context) = match place {
-            RecalledSession::Known(session) => (Ok(session), None),
+        let known = match place {
+            RecalledSession::Known(session) => Ok(Some(session)),
             RecalledSession::Fork(origin, at) => {
-                let fork = sessions::fork(&own, &caller, origin, at).await;
-                if let Ok(fork) = fork {
-                    log.follow_fork(origin, fork);
+                match sessions::fork(&own, &caller, origin, at).await {
+                    // The new session begins with the messages that came with the call.
+                    Err(EngineError::ForkTooDeep) => Ok(None),
+                    Ok(fork) => {
+                        log.follow_fork(origin, fork);
+                        Ok(Some(fork))
+                    }
+                    Err(error) => Err(error),
                 }
-                (fork, None)
             }
-            RecalledSession::New => {
+            RecalledSession::New => Ok(None),
+        };
+        let (session, context) = match known.map_err(|error| (error, None))? {
+            Some(session) => (session, None),
+            None => {
                 let created = sessions::create(&own, &call, new).await;
-                (created.map(|made| made.view.id), conversation.context)
+                let session = created.map_err(|error| (error, None))?.view.id;
+                (session, conversation.context)
             }
         };
-        let session = session.map_err(|error| (error, None))?;
         let mut input = input(session);
         input.message.data = input.message.data.or(context);
         let opened = open_turn(&own, &log, input, Vec::new()).await;

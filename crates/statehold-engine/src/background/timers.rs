@@ -160,9 +160,12 @@ impl Engine {
             ..SessionWrite::new(self, &call, due.session)
         };
         match write.commit_unseen(&command).await {
-            // Another call was faster, a heartbeat arrived, or the session is damaged. The next tick checks again.
-            Ok(_)
-            | Err(EngineError::Rejected(_) | EngineError::NotFound | EngineError::Damaged(_)) => {
+            // Another call was faster, or a heartbeat arrived. The next tick checks again.
+            Ok(_) | Err(EngineError::Rejected(_) | EngineError::NotFound) => Ok(()),
+            // Its timers stand still until it was checked again.
+            Err(EngineError::Damaged(error)) => {
+                let damage = self.inner().store.damage();
+                damage.note_unusable(due.session, error);
                 Ok(())
             }
             Err(error) => Err(error),

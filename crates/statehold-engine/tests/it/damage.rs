@@ -91,3 +91,63 @@ async fn a_damaged_session_does_not_stop_the_start() {
     let ready = operations::ready(&rig.engine).await;
     assert_eq!(ready.expect("the others go on").sessions, 1);
 }
+
+#[tokio::test]
+async fn a_session_that_cannot_be_written_is_reported_and_its_timers_stand_still() {
+    let rig = Rig::new(None).await;
+    let session = rig.another(1, "alice", BRIEF).await;
+    rig.store.set_unwritable(session, true);
+    rig.clock.pass_ms(2_000);
+    let mut tried = Vec::new();
+    for _ in 0..5 {
+        rig.store.take_begun();
+        let run = rig.engine.run_timers(false).await;
+        run.expect("one damaged session stops nothing");
+        tried.push(rig.store.take_begun());
+    }
+    assert_eq!(tried, [1, 0, 0, 0, 0]);
+    let ready = operations::ready(&rig.engine).await;
+    assert_eq!(ready.expect("the others go on").sessions, 1);
+    // Once a minute it is tried again.
+    rig.store.set_unwritable(session, false);
+    rig.engine.run_timers(true).await.expect("all go on");
+    let ready = operations::ready(&rig.engine).await;
+    assert_eq!(ready.expect("all go on").sessions, 0);
+    let found = rig.engine.session(&rig.caller, session).await;
+    assert_eq!(found.expect("it is there").status, SessionStatus::Closed);
+}
+
+#[tokio::test]
+async fn many_requests_of_a_damaged_session_hide_no_younger_one() {
+    let mut rig = Rig::new(None).await;
+    let mut damaged = Vec::new();
+    for n in 1..=2 {
+        rig.session = rig.another(n, "alice", None).await;
+        rig.payloads().await;
+        for _ in 0..30 {
+            rig.start(None).await.expect("started");
+        }
+        damaged.push(rig.session);
+    }
+    rig.session = rig.another(3, "alice", None).await;
+    rig.payloads().await;
+    let sound = request_of(&rig.start(None).await.expect("started"));
+    rig.engine.forget_idle_sessions();
+    rig.engine.forget_idle_sessions();
+    // One cannot be read, the other not be written.
+    rig.store.set_damaged(damaged[0], true);
+    rig.store.set_unwritable(damaged[1], true);
+    let claim = Claim {
+        agent: "helper".parse().expect("a name"),
+        request: None,
+        max: 1,
+        lease_ms: 10_000,
+        wait: Duration::ZERO,
+    };
+    let claimed = rig.engine.claim(&rig.caller, &claim).await;
+    let claimed = claimed.expect("the damaged ones are left out");
+    let claimed: Vec<_> = claimed.iter().map(|one| one.detail.request.id()).collect();
+    assert_eq!(claimed, [sound]);
+    let ready = operations::ready(&rig.engine).await;
+    assert_eq!(ready.expect("the others go on").sessions, 2);
+}

@@ -45,6 +45,8 @@ pub(crate) struct GatedStore {
     readers: AtomicUsize,
     /// The sessions whose data is damaged.
     damaged: std::sync::Mutex<BTreeSet<SessionId>>,
+    /// The sessions whose commits meet damaged data.
+    unwritable: Arc<std::sync::Mutex<BTreeSet<SessionId>>>,
     /// How many of the next reads of one value tell a version that is not there.
     stale_reads: AtomicUsize,
 }
@@ -61,6 +63,16 @@ pub(crate) enum StoreBug {
     /// Answers are kept for ever.
     KeepsAnswersForEver,
 }
+
+/// Damage that was met.
+fn flipped() -> StoreError {
+    StoreError::Corrupt {
+        session: None,
+        place: "a row".to_owned(),
+        source: "bits have flipped".into(),
+    }
+}
+
 /// Far from every version that a test comes to.
 const STALE: u64 = 1_000_000;
 
@@ -84,6 +96,7 @@ impl GatedStore {
             reads: watch::Sender::new(true),
             readers: AtomicUsize::new(0),
             damaged: std::sync::Mutex::default(),
+            unwritable: Arc::default(),
             stale_reads: AtomicUsize::new(0),
         }
     }
@@ -101,6 +114,17 @@ impl GatedStore {
             damaged.insert(session);
         } else {
             damaged.remove(&session);
+        }
+    }
+
+    /// Damages data of a session that only its commits need, or repairs it.
+    pub(crate) fn set_unwritable(&self, session: SessionId, is_damaged: bool) {
+        let unwritable = self.unwritable.lock();
+        let mut unwritable = unwritable.unwrap_or_else(PoisonError::into_inner);
+        if is_damaged {
+            unwritable.insert(session);
+        } else {
+            unwritable.remove(&session);
         }
     }
 
@@ -202,7 +226,7 @@ impl Store for GatedStore {
         let (mut gate, fails_at) = (self.gate.subscribe(), Arc::clone(&self.fails_at));
         self.begun.fetch_add(1, Ordering::SeqCst);
         let (bug, in_memory) = (self.bug, Arc::clone(&self.in_memory));
-        let waiting = self.waiting.clone();
+        let (waiting, unwritable) = (self.waiting.clone(), Arc::clone(&self.unwritable));
         waiting.send_modify(|waiting| *waiting += 1);
         // The place in line is taken now, whenever the caller waits for it.
         let turn = line.lock_owned();
@@ -211,8 +235,15 @@ impl Store for GatedStore {
             drop(gate.wait_for(|open| *open).await);
             let order = Ordering::SeqCst;
             let is_full = fails_at.fetch_update(order, order, |nth| nth.checked_sub(1)) == Ok(1);
+            let session = commit.session();
+            let is_damaged = {
+                let unwritable = unwritable.lock();
+                unwritable.is_ok_and(|unwritable| unwritable.contains(&session))
+            };
             let written = if is_full {
                 Err(StoreError::Full)
+            } else if is_damaged {
+                Err(flipped().in_session(session))
             } else {
                 write(&*inner, commit, bug, &in_memory).await
             };
@@ -246,11 +277,7 @@ impl Store for GatedStore {
     async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError> {
         let damaged = self.damaged.lock();
         if damaged.is_ok_and(|damaged| damaged.contains(&session)) {
-            return Err(StoreError::Corrupt {
-                session: None,
-                place: "a row".to_owned(),
-                source: "bits have flipped".into(),
-            });
+            return Err(flipped());
         }
         self.asked().load(session).await
     }
@@ -568,9 +595,11 @@ impl Store for GatedStore {
         tenant: Name,
         agent: Name,
         user: Option<UserId>,
+        after: Option<RequestId>,
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
-        self.asked().claimable(tenant, agent, user, limit).await
+        let asked = self.asked();
+        asked.claimable(tenant, agent, user, after, limit).await
     }
 
     async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {

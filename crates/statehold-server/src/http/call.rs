@@ -147,10 +147,15 @@ impl App {
         let (caller, key) = match ours {
             Some(secret) => {
                 if !caller::is_known(&self.engine, secret) {
-                    self.shares.require_stranger_rate(&parts.extensions)?;
+                    self.shares.require_no_stranger(&parts.extensions)?;
                 }
-                let found = caller::authenticate(&self.engine, secret).await?;
-                found.ok_or_else(unauthenticated)?
+                match caller::authenticate(&self.engine, secret).await? {
+                    Some(found) => found,
+                    None => {
+                        self.shares.count_stranger(&parts.extensions)?;
+                        return Err(unauthenticated());
+                    }
+                }
             }
             // OpenAI clients always send some key; a development server ignores foreign ones.
             None if !self.options.keys_required => {

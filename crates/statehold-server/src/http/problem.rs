@@ -313,6 +313,7 @@ impl From<EngineError> for Problem {
             }
             EngineError::AddressRefused(_) => problem(Code::AddressRefused).with("path", "url"),
             EngineError::FeedAhead { current } => problem(Code::BadHeader).with("current", current),
+            EngineError::ForkTooDeep => problem(Code::LimitReached).with("limit", "forks of forks"),
             EngineError::TooMany(_) => problem(Code::TooMany),
             EngineError::Full => {
                 tracing::warn!("the disk is full: a write was refused");

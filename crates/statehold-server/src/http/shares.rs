@@ -1,6 +1,7 @@
 //! The pools of a server that its callers share: calls in progress, open streams and the memory for answers, and
 //! how often one key may call.
 
+use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
@@ -112,6 +113,8 @@ pub(crate) struct ServerShares {
     rate: Option<DefaultKeyedRateLimiter<Digest>>,
     /// Of callers with unknown keys, by their network.
     stranger_rate: DefaultKeyedRateLimiter<IpAddr>,
+    /// The networks that have tried too many unknown keys, and until when they may try no other.
+    refused_strangers: Lock<HashMap<IpAddr, Instant>>,
     /// How many calls the rate limiters have seen.
     calls_rated: AtomicUsize,
 }
@@ -126,6 +129,7 @@ impl ServerShares {
             answers: Shares::new(options.answer_bytes_max),
             rate: options.rate.map(|rate| RateLimiter::keyed(quota(rate))),
             stranger_rate: RateLimiter::keyed(quota(UNKNOWN_KEYS)),
+            refused_strangers: Lock::default(),
             calls_rated: AtomicUsize::new(0),
         }
     }
@@ -183,44 +187,118 @@ impl ServerShares {
             return Ok(());
         };
         let detail = "this key calls more often than the server allows; wait, then call again";
-        self.require(rate, key, detail)
+        let counted = self.count(rate, key);
+        counted.map_err(|wait| rate_limited(detail, wait))
+    }
+
+    /// Refuses a call with a key that may be unknown, while its address tries unknown keys too often.
+    pub(crate) fn require_no_stranger(&self, connection: &Extensions) -> Result<(), Problem> {
+        let Some(network) = network_of(connection) else {
+            return Ok(());
+        };
+        let until = self.refused_strangers.lock().get(&network).copied();
+        match until.map(|until| until.saturating_duration_since(Instant::now())) {
+            Some(wait) if !wait.is_zero() => Err(rate_limited(TOO_MANY_UNKNOWN_KEYS, wait)),
+            _ => Ok(()),
+        }
     }
 
     /// Counts a call with an unknown key, by the address of the connection.
-    pub(crate) fn require_stranger_rate(&self, connection: &Extensions) -> Result<(), Problem> {
-        let Some(ConnectInfo(peer)) = connection.get::<ConnectInfo<SocketAddr>>() else {
+    pub(crate) fn count_stranger(&self, connection: &Extensions) -> Result<(), Problem> {
+        let Some(network) = network_of(connection) else {
             return Ok(());
         };
-        let detail = "this address tries unknown keys more often than the server allows; wait, then call \
-                      again with a valid key";
-        self.require(&self.stranger_rate, &network(peer.ip()), detail)
+        let counted = self.count(&self.stranger_rate, &network);
+        counted.map_err(|wait| {
+            let now = Instant::now();
+            let mut refused = self.refused_strangers.lock();
+            refused.retain(|_, until| *until > now);
+            refused.insert(network, now + wait);
+            rate_limited(TOO_MANY_UNKNOWN_KEYS, wait)
+        })
     }
 
-    fn require<K: Hash + Eq + Clone>(
+    /// Counts a call, or tells how long to wait.
+    fn count<K: Hash + Eq + Clone>(
         &self,
         rate: &DefaultKeyedRateLimiter<K>,
         key: &K,
-        detail: &str,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), Duration> {
         let calls = self.calls_rated.fetch_add(1, Ordering::Relaxed);
         if calls.is_multiple_of(CALLS_BETWEEN_CLEANUPS) {
             rate.retain_recent();
         }
-        rate.check_key(key).map_err(|until| {
-            let wait = until.wait_time_from(DefaultClock::default().now());
-            let seconds = wait.as_secs() + u64::from(wait > Duration::from_secs(wait.as_secs()));
-            Problem::new(Code::RateLimited, detail).with(RETRY_AFTER_SECONDS, seconds.max(1))
-        })
+        let counted = rate.check_key(key);
+        counted.map_err(|until| until.wait_time_from(DefaultClock::default().now()))
     }
 }
 
-/// The address, or for IPv6 its network of 64 bits, within which one caller has all addresses.
+const TOO_MANY_UNKNOWN_KEYS: &str = "this address tries unknown keys more often than the server allows; wait, \
+                                     then call again with a valid key";
+
+fn rate_limited(detail: &str, wait: Duration) -> Problem {
+    let seconds = wait.as_secs() + u64::from(wait > Duration::from_secs(wait.as_secs()));
+    Problem::new(Code::RateLimited, detail).with(RETRY_AFTER_SECONDS, seconds.max(1))
+}
+
+/// The network that a connection comes from.
+fn network_of(connection: &Extensions) -> Option<IpAddr> {
+    let ConnectInfo(peer) = connection.get::<ConnectInfo<SocketAddr>>()?;
+    Some(network(peer.ip()))
+}
+
+/// The address, or for IPv6 its network of 64 bits, within which one caller has all addresses. A socket for both
+/// shows IPv4 addresses inside of IPv6 ones.
 fn network(address: IpAddr) -> IpAddr {
-    match address {
+    match address.to_canonical() {
         IpAddr::V6(address) => {
             let [a, b, c, d, ..] = address.segments();
             Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
         }
         address @ IpAddr::V4(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(address: &str) -> Extensions {
+        let mut connection = Extensions::new();
+        let peer: IpAddr = address.parse().expect("an address");
+        connection.insert(ConnectInfo(SocketAddr::from((peer, 1))));
+        connection
+    }
+
+    /// Tries unknown keys until that is refused, and then one more time.
+    fn exhaust(shares: &ServerShares, address: &str) {
+        let connection = from(address);
+        let mut tries = 0..10 * UNKNOWN_KEYS.burst.get();
+        let is_refused = tries.any(|_| shares.count_stranger(&connection).is_err());
+        assert!(is_refused, "{address} may try for ever");
+        let looked_up = shares.require_no_stranger(&connection);
+        assert!(looked_up.is_err(), "{address} is looked up all the same");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn strangers_of_one_network_do_not_use_up_the_tries_of_another() {
+        let shares = ServerShares::new(&ServerOptions::default());
+        for (stranger, other) in [
+            ("192.0.2.1", "192.0.2.2"),
+            ("::ffff:198.51.100.1", "::ffff:198.51.100.2"),
+            ("2001:db8:0:1::1", "2001:db8:0:2::1"),
+        ] {
+            exhaust(&shares, stranger);
+            let other = from(other);
+            assert!(shares.require_no_stranger(&other).is_ok());
+            assert!(shares.count_stranger(&other).is_ok());
+        }
+        for (shown, stranger) in [
+            ("198.51.100.1", "the same address on a socket for IPv4"),
+            ("2001:db8:0:1::2", "another address of the network"),
+        ] {
+            let refused = shares.require_no_stranger(&from(shown));
+            assert!(refused.is_err(), "{stranger}");
+        }
     }
 }

@@ -111,6 +111,7 @@ impl Tables {
         tenant: &Name,
         agent: &Name,
         user: Option<UserId>,
+        after: Option<RequestId>,
         limit: usize,
     ) -> Vec<(SessionId, RequestId)> {
         let mut found = Vec::new();
@@ -118,6 +119,7 @@ impl Tables {
             let is_asked = |live: &&LiveRequest| {
                 let task = kept.state.tasks.get(&live.task);
                 live.status == LiveStatus::Queued
+                    && Some(live.id) > after
                     && owner.tenant == *tenant
                     && user.is_none_or(|user| user == owner.user)
                     && task.is_some_and(|task| task.agent == *agent)

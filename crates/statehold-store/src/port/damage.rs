@@ -1,4 +1,4 @@
-//! Damage that reads of a store have met. A damaged session is refused; everything else goes on.
+//! Damage that reads and writes of a store have met. A damaged session is refused; everything else goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use super::StoreError;
 /// The maximum number of damaged sessions, and of damaged rows outside of sessions, that are remembered.
 const REMEMBERED_MAX: usize = 10_000;
 
-/// The damage that reads have met since the start, each place named in the log once.
+/// The damage that was met since the start, each place named in the log once.
 #[derive(Debug, Default)]
 pub struct DamageLog {
     found: Mutex<Found>,
@@ -18,13 +18,13 @@ pub struct DamageLog {
 
 #[derive(Debug, Default)]
 struct Found {
-    /// Damaged sessions, and whether their state can be read all the same.
+    /// Damaged sessions, and whether they can be used all the same.
     sessions: BTreeMap<SessionId, bool>,
     /// Places outside of sessions.
     rows: BTreeSet<String>,
 }
 
-/// How much damage reads have met.
+/// How much damage was met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DamageCounts {
     /// Damaged sessions.
@@ -34,7 +34,7 @@ pub struct DamageCounts {
 }
 
 impl DamageLog {
-    /// Remembers damage that a read has met. Other errors are none.
+    /// Remembers damage that a read or a write has met. Other errors are none.
     pub fn note(&self, error: &StoreError) {
         let StoreError::Corrupt {
             session,
@@ -58,32 +58,34 @@ impl DamageLog {
         }
     }
 
-    /// Remembers a session whose state cannot be read: calls to it are refused, and its timers stand still.
+    /// Remembers a session that cannot be used, because its state cannot be read or its timers and claims cannot
+    /// be committed: calls that need the damaged data are refused, and its timers and claims stand still.
     pub fn note_unusable(&self, session: SessionId, error: StoreError) -> StoreError {
         let error = error.in_session(session);
         if matches!(error, StoreError::Corrupt { .. }) {
             self.note(&error);
-            self.found()
-                .sessions
-                .entry(session)
-                .and_modify(|is_usable| *is_usable = false);
+            let mut found = self.found();
+            // The damage may be in the data of another session: the origin of a fork.
+            if found.sessions.len() < REMEMBERED_MAX || found.sessions.contains_key(&session) {
+                found.sessions.insert(session, false);
+            }
         }
         error
     }
 
-    /// Whether the state of the session cannot be read.
+    /// Whether the session cannot be used.
     pub fn is_unusable(&self, session: SessionId) -> bool {
         self.found().sessions.get(&session) == Some(&false)
     }
 
-    /// At most `limit` sessions whose state cannot be read.
+    /// At most `limit` sessions that cannot be used.
     pub fn unusable(&self, limit: usize) -> Vec<SessionId> {
         let found = self.found();
         let unusable = found.sessions.iter().filter(|(_, is_usable)| !**is_usable);
         unusable.map(|(session, _)| *session).take(limit).collect()
     }
 
-    /// Forgets a session whose state can be read again.
+    /// Forgets a session that may be usable again.
     pub fn forget(&self, session: SessionId) {
         self.found().sessions.remove(&session);
     }

@@ -136,7 +136,7 @@ fn raise_fences(part: &Path) -> Result<(), StoreError> {
         for request in live {
             let raised = raise_fence(&state, request);
             let commit = raised.map_err(|why| damaged(format!("session {session}"), why))?;
-            write::commit(&tx, &commit, &mut Recent::default())?;
+            write::commit(&tx, &commit, None, &mut Recent::default())?;
             state = commit.after;
         }
     }

@@ -12,7 +12,7 @@ use super::read;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes};
 use super::tail::Tail;
 use crate::codec;
-use crate::port::{PageLimit, StoreError};
+use crate::port::{DamageLog, PageLimit, StoreError};
 
 /// How the table spells it.
 pub(super) fn name_of(payloads: ErasedPayloads) -> &'static str {
@@ -45,14 +45,15 @@ pub(super) fn overwrite_pages(conn: &Connection, always: bool) -> Result<(), Sto
 }
 
 /// Removes payloads within the limit, but of at least one row of the log, in one transaction, and the rows from
-/// the tail.
+/// the tail. Also returns the bytes of the payloads.
 pub(super) fn some(
     conn: &mut Connection,
     limit: PageLimit,
     tail: &Tail,
-) -> Result<ErasedRows, StoreError> {
+    noted: &DamageLog,
+) -> Result<(ErasedRows, u64), StoreError> {
     overwrite_pages(conn, true)?;
-    let erased = some_rows(conn, limit, tail);
+    let erased = some_rows(conn, limit, tail, noted);
     overwrite_pages(conn, false)?;
     erased
 }
@@ -61,42 +62,40 @@ fn some_rows(
     conn: &mut Connection,
     limit: PageLimit,
     tail: &Tail,
-) -> Result<ErasedRows, StoreError> {
+    noted: &DamageLog,
+) -> Result<(ErasedRows, u64), StoreError> {
     let place = corrupt_or_unavailable("removing payloads");
     let mut transaction = conn.transaction().map_err(&place)?;
     let mut changed = BTreeSet::new();
-    let mut erased = ErasedRows::Nothing;
-    let mut left = limit.bytes;
+    let (mut rows, mut bytes) = (0, 0_u64);
     // The last session that is damaged: its payloads stay, and those of the sessions after it go.
     let mut damage: Option<(i64, StoreError)> = None;
-    for _ in 0..limit.entries {
-        let Some(pk) = next(&transaction, damage.as_ref())? else {
-            break;
-        };
+    while rows < limit.entries
+        && let Some(pk) = next(&transaction, damage.as_ref())?
+    {
         let step = transaction.savepoint().map_err(&place)?;
-        let bytes_max = if erased == ErasedRows::Nothing {
-            u64::MAX
-        } else {
-            left
-        };
-        match one(&step, pk, bytes_max) {
+        let left = limit.bytes.saturating_sub(bytes);
+        match one(&step, pk, if rows == 0 { u64::MAX } else { left }) {
             Ok(Some(removed)) => {
                 step.commit().map_err(&place)?;
                 changed.extend(removed.session);
-                left = left.saturating_sub(removed.bytes);
+                bytes = bytes.saturating_add(removed.bytes);
+                rows += 1;
             }
             Ok(None) => break,
             Err(error @ StoreError::Corrupt { .. }) => {
+                let error = in_session(&step, pk, error);
+                noted.note(&error);
                 damage = Some((pk, error));
-                continue;
             }
             Err(error) => return Err(error),
         }
-        erased = ErasedRows::Some;
     }
-    if erased == ErasedRows::Some && next(&transaction, damage.as_ref())?.is_none() {
-        erased = ErasedRows::Last;
-    }
+    let erased = match rows {
+        0 => ErasedRows::Nothing,
+        _ if next(&transaction, damage.as_ref())?.is_none() => ErasedRows::Last,
+        _ => ErasedRows::Some,
+    };
     // A reader may have filled the tail since the record that removes them.
     tail.begin_group(changed.iter().copied());
     let committed = transaction.commit().map_err(&place);
@@ -104,7 +103,15 @@ fn some_rows(
     committed?;
     match damage {
         Some((_, error)) if erased == ErasedRows::Nothing => Err(error),
-        _ => Ok(erased),
+        _ => Ok((erased, bytes)),
+    }
+}
+
+/// Damage with the session that it is in, if that has a row which can be read.
+fn in_session(conn: &Connection, pk: i64, error: StoreError) -> StoreError {
+    match log::session_by_pk(conn, pk) {
+        Ok(Some(session)) => error.in_session(session.id),
+        _ => error,
     }
 }
 

@@ -657,10 +657,12 @@ pub(super) fn seek(
     session: &SessionRow,
     seq: u64,
 ) -> Result<LogRow, StoreError> {
-    if seq <= session.origin_seq
+    let mut owner = None;
+    let mut session = session;
+    while seq <= session.origin_seq
         && let Some(origin) = session_by_pk(conn, session.origin)?
     {
-        return seek(conn, &origin, seq);
+        session = owner.insert(origin);
     }
     let sql = "SELECT log FROM waypoint WHERE session = ?1 AND seq >= ?2 ORDER BY seq LIMIT 1";
     let mut row = row(conn, waypoint(conn, sql, session, seq)?)?;

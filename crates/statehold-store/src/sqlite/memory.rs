@@ -15,6 +15,7 @@ use statehold_core::record::{Event, Record};
 use statehold_core::request::RequestOutcome;
 use statehold_core::time::Timestamp;
 
+use super::fork::ForkPlaces;
 use super::history::{Placing, read_items, written_items};
 use super::log::{self, ExchangeLink, LogRow, SessionRow, Uuid16};
 use super::read::{all, first};
@@ -88,7 +89,7 @@ pub(super) fn links(
     conn: &Connection,
     commit: &Commit,
     found: Option<&SessionRow>,
-    prev: i64,
+    places: Option<&ForkPlaces>,
 ) -> Result<Vec<ExchangeLink>, StoreError> {
     let mut links: Vec<ExchangeLink> = Vec::new();
     for ended in &commit.changes.exchanges {
@@ -107,7 +108,7 @@ pub(super) fn links(
             request: ended.request,
             task: ended.task,
             started_by: ended.started_by,
-            grown: grown(conn, commit, ended.task, prev)?,
+            grown: grown(conn, commit, ended.task, places)?,
             number: Memory::count(before) + 1,
             prev: prev_log,
             before: before.map(|known| known.request),
@@ -170,12 +171,17 @@ fn own_state(
 }
 
 /// The newest row that added to a task; 0 for the row of the commit.
-fn grown(conn: &Connection, commit: &Commit, task: TaskId, prev: i64) -> Result<i64, StoreError> {
+fn grown(
+    conn: &Connection,
+    commit: &Commit,
+    task: TaskId,
+    places: Option<&ForkPlaces>,
+) -> Result<i64, StoreError> {
     if commit.writes.grown_tasks.contains(&task) {
         Ok(0)
-    } else if commit.writes.fork.is_some() {
+    } else if let Some(places) = places {
         // The origin may have newer rows.
-        log::last_growth(conn, prev, task)
+        Ok(places.grown(task))
     } else {
         Ok(last_log_of_task(conn, task)?.unwrap_or(0))
     }
@@ -225,7 +231,10 @@ fn write_one(
     } else {
         let session = log::session_by_pk(conn, pk)?;
         let session = session.ok_or_else(|| damaged("the table `session`", "no row"))?;
-        seek(conn, &session, memory)?
+        match inherited(conn, &session, path, memory)? {
+            Some(place) => place,
+            None => seek(conn, &session, memory)?,
+        }
     };
     let row = (
         pk,
@@ -241,6 +250,23 @@ fn write_one(
                record = excluded.record, request = excluded.request, log = excluded.log,
                state = excluded.state";
     run(conn, sql, row).map(drop)
+}
+
+/// Where the memory of a fork is, if its origin has the same one still.
+fn inherited(
+    conn: &Connection,
+    fork: &SessionRow,
+    path: &AgentPath,
+    memory: &Memory,
+) -> Result<Option<Place>, StoreError> {
+    let sql = "SELECT log, state FROM memory
+               WHERE session = ?1 AND path = ?2 AND record = ?3 AND request = ?4";
+    let request = id_bytes(memory.request.as_uuid());
+    let key = (fork.origin, path.as_str(), to_sql(memory.record), request);
+    first(conn, sql, key, |row| {
+        let (log, state) = (row.get(0)?, row.get(1)?);
+        Ok(Place { log, state })
+    })
 }
 
 /// Where a page of a memory is read from.

@@ -8,7 +8,7 @@ use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
+use statehold_core::record::{Event, Record};
 use statehold_core::request::LiveRequest;
 use statehold_core::root::SignedHead;
 use statehold_core::scope::StateKey;
@@ -19,7 +19,7 @@ use statehold_core::task::Task;
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
 
-use super::log::{self, SessionRow, Uuid16};
+use super::log::{self, LogRow, SessionRow, Uuid16};
 use super::memory;
 use super::snapshot::Snapshot;
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
@@ -274,37 +274,95 @@ pub(super) fn state_at(
     let Some(row) = log::session_row(conn, session)? else {
         return Ok(None);
     };
-    if revision == 0 || revision > row.revision {
+    let put = state_put(conn, &row, key, revision)?;
+    let value = put.map(|put| put.value(conn, row.user)).transpose()?;
+    Ok(value.flatten())
+}
+
+/// A value of a session key in the log.
+pub(super) struct LoggedValue {
+    pub(super) row: LogRow,
+    record: Record,
+    /// Its place among the payloads of the record.
+    index: usize,
+}
+
+impl LoggedValue {
+    /// None if it was erased.
+    pub(super) fn value(
+        &self,
+        conn: &Connection,
+        user: UserId,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let bodies = self.row.bodies(conn, user, &self.record)?;
+        Ok(bodies.into_iter().nth(self.index).flatten())
+    }
+}
+
+/// The record that wrote the value which a session key had at a revision. A key that has that revision as its
+/// version is found without a walk.
+pub(super) fn state_put(
+    conn: &Connection,
+    session: &SessionRow,
+    key: &StateKey,
+    revision: u64,
+) -> Result<Option<LoggedValue>, StoreError> {
+    if revision == 0 || revision > session.revision {
         return Ok(None);
     }
-    let mut at = log::seek(conn, &row, revision)?;
+    let mut at = log::seek(conn, session, revision)?;
     loop {
-        let record = at.record()?;
-        let mut index = 0;
-        for event in &record.content.events {
-            match event {
-                Event::StatePut { key: put, .. } if put == key => {
-                    let bodies = at.bodies(conn, row.user, &record)?;
-                    return Ok(bodies.into_iter().nth(index).flatten());
-                }
-                Event::StateDeleted { key: deleted, .. } if deleted == key => return Ok(None),
-                Event::StateRestored {
-                    key: restored,
-                    from,
-                } if restored == key => {
-                    if *from >= at.seq {
-                        return Err(damaged(at.place(), "it restores a value of the future"));
-                    }
-                    return state_at(conn, session, key, *from);
-                }
-                _ => index += event.bodies().len(),
+        let (seq, prev) = (at.seq, at.prev);
+        at = match written(at, key)? {
+            Written::Put(put) => return Ok(Some(put)),
+            Written::Deleted => return Ok(None),
+            Written::Restored(from) if from >= seq => {
+                let place = format!("record {seq} of session {}", session.id);
+                return Err(damaged(place, "it restores a value of the future"));
             }
-        }
-        if at.prev == 0 {
-            return Ok(None);
-        }
-        at = log::row(conn, at.prev)?;
+            Written::Restored(from) => log::seek(conn, session, from)?,
+            Written::Nothing if prev == 0 => return Ok(None),
+            Written::Nothing => log::row(conn, prev)?,
+        };
     }
+}
+
+/// The value that a row wrote to a session key itself.
+pub(super) fn put_in(row: LogRow, key: &StateKey) -> Result<Option<LoggedValue>, StoreError> {
+    match written(row, key)? {
+        Written::Put(put) => Ok(Some(put)),
+        Written::Deleted | Written::Restored(_) | Written::Nothing => Ok(None),
+    }
+}
+
+/// The change of a session key in a record.
+enum Written {
+    Put(LoggedValue),
+    Deleted,
+    /// The key got the value of an earlier revision.
+    Restored(u64),
+    Nothing,
+}
+
+fn written(row: LogRow, key: &StateKey) -> Result<Written, StoreError> {
+    let record = row.record()?;
+    let mut index = 0;
+    for event in &record.content.events {
+        match event {
+            Event::StatePut { key: put, .. } if put == key => {
+                return Ok(Written::Put(LoggedValue { row, record, index }));
+            }
+            Event::StateDeleted { key: deleted, .. } if deleted == key => {
+                return Ok(Written::Deleted);
+            }
+            Event::StateRestored {
+                key: restored,
+                from,
+            } if restored == key => return Ok(Written::Restored(*from)),
+            _ => index += event.bodies().len(),
+        }
+    }
+    Ok(Written::Nothing)
 }
 
 /// The private state of a task.
@@ -695,15 +753,17 @@ pub(super) fn claimable(
     tenant: &Name,
     agent: &Name,
     user: Option<UserId>,
+    after: Option<RequestId>,
     limit: usize,
 ) -> Result<Vec<(SessionId, RequestId)>, StoreError> {
     let sql = "SELECT session.id, live_request.id
                FROM live_request JOIN session ON session.pk = live_request.session
                WHERE live_request.tenant = ?1 AND live_request.agent = ?2 AND queued = 1
-                 AND (?3 IS NULL OR session.user = ?3)
+                 AND (?3 IS NULL OR session.user = ?3) AND live_request.id > ?4
                ORDER BY live_request.id";
     let user = user.map(|user| user.as_uuid().as_bytes().to_vec());
-    let key = (tenant.as_str(), agent.as_str(), user);
+    let after = after.map_or([0; 16], |after| *after.as_uuid().as_bytes());
+    let key = (tenant.as_str(), agent.as_str(), user, after.as_slice());
     from.list(sql, key, limit, |row| {
         let session = SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0);
         Ok((session, RequestId::from_uuid(row.get::<_, Uuid16>(1)?.0)))

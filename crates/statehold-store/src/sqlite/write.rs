@@ -11,6 +11,7 @@ use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::{Owner, SessionState, SessionStatus, TtlMode};
 use statehold_core::time::Timestamp;
 
+use super::fork::{self, ForkPlaces};
 use super::log::{self, Link, RowColumns, SessionRow, WAYPOINT_EVERY, pack_exchanges, pack_links};
 use super::recent::Recent;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
@@ -35,18 +36,19 @@ pub(super) fn run(
         .map_err(corrupt_or_unavailable("writing"))
 }
 
-/// Writes everything a commit wants written, or says why not; the caller rolls back then. Returns the columns
-/// of the log row.
+/// Writes everything a commit wants written, or says why not; the caller rolls back then. `places` are those of
+/// a fork, if they were looked up before. Returns the columns of the log row.
 pub(super) fn commit(
     conn: &Connection,
     commit: &Commit,
+    places: Option<&ForkPlaces>,
     recent: &mut Recent,
 ) -> Result<RowColumns, StoreError> {
     if commit.writes.erased.is_none() {
-        return write_all(conn, commit, recent);
+        return write_all(conn, commit, places, recent);
     }
     erase::overwrite_pages(conn, true)?;
-    let columns = write_all(conn, commit, recent);
+    let columns = write_all(conn, commit, places, recent);
     erase::overwrite_pages(conn, false)?;
     columns
 }
@@ -54,6 +56,7 @@ pub(super) fn commit(
 fn write_all(
     conn: &Connection,
     commit: &Commit,
+    places: Option<&ForkPlaces>,
     recent: &mut Recent,
 ) -> Result<RowColumns, StoreError> {
     let found = log::session_row(conn, commit.session())?;
@@ -72,8 +75,14 @@ fn write_all(
         let (last, is_there) = shared_version(conn, owner, write)?;
         write.packed_at(if is_there { last } else { 0 })?;
     }
+    let looked_up = match places {
+        Some(places) if places.are_of(prev) => None,
+        _ => ForkPlaces::find(conn, commit)?,
+    };
+    let places = looked_up.as_ref().or(places);
+    let exchanges = memory::links(conn, commit, found.as_ref(), places)?;
+    let links = pack_links(&task_links(conn, commit, places)?);
     keep_answer(conn, commit)?;
-    let exchanges = memory::links(conn, commit, found.as_ref(), prev)?;
     let bodies = match &found {
         Some(row) => recent.refer(conn, (row.pk, row.user), commit)?,
         None => None,
@@ -82,7 +91,7 @@ fn write_all(
         id: 0,
         session: own,
         prev,
-        links: pack_links(&task_links(conn, commit, prev)?),
+        links,
         exchanges: pack_exchanges(&exchanges),
         bodies,
     };
@@ -105,6 +114,10 @@ fn write_all(
     write_requests(conn, commit, owner, pk)?;
     chats::write(conn, &commit.record, pk, log)?;
     write_holds(conn, commit, owner, pk)?;
+    if let Some(places) = places {
+        fork::copy_task_states(conn, commit, places, pk, owner.user)?;
+        fork::copy_state(conn, commit, places, pk)?;
+    }
     write_state(conn, commit, pk)?;
     if let Some(payloads) = commit.writes.erased {
         // Delete rows beside the log now; `erase` removes the payloads in the log later.
@@ -189,6 +202,7 @@ fn require_head(
             if at != expected || at > origin.revision {
                 return Err(conflict(origin.revision));
             }
+            fork::require_shallow(conn, &origin)?;
             let row = log::seek(conn, &origin, at)?;
             if row.record()?.hash == prev_hash {
                 Ok(row.id)
@@ -246,7 +260,11 @@ pub(super) fn forget_answers(
 }
 
 /// The links from a commit to the previous row of each task.
-fn task_links(conn: &Connection, commit: &Commit, prev: i64) -> Result<Vec<Link>, StoreError> {
+fn task_links(
+    conn: &Connection,
+    commit: &Commit,
+    places: Option<&ForkPlaces>,
+) -> Result<Vec<Link>, StoreError> {
     let mut links = Vec::new();
     for task in &commit.writes.grown_tasks {
         if links.iter().all(|link: &Link| link.task != *task) {
@@ -259,7 +277,7 @@ fn task_links(conn: &Connection, commit: &Commit, prev: i64) -> Result<Vec<Link>
         }
     }
     for (old, new) in &commit.changes.renamed_tasks {
-        let prev = log::last_growth(conn, prev, *old)?;
+        let prev = places.map_or(0, |places| places.grown(*old));
         links.push(Link {
             task: *new,
             prev,
@@ -509,24 +527,10 @@ fn write_tasks(conn: &Connection, commit: &Commit, pk: i64, log: i64) -> Result<
     for (task, request, value) in &commit.writes.task_states {
         write_task_state(conn, *task, pk, *request, log, value)?;
     }
-    for (old, new) in &commit.changes.renamed_tasks {
-        // The origin may have newer commits; the fork gets the private state of the revision it was
-        // made from.
-        let user = commit.after.owner.as_ref().map(|owner| owner.user);
-        let before = log::row(conn, log)?.prev;
-        let found = user
-            .map(|user| read::task_state_at(conn, user, before, *old))
-            .transpose()?;
-        if let Some(found) = found.flatten()
-            && let Some(value) = &found.value
-        {
-            write_task_state(conn, *new, pk, found.request, found.log, value)?;
-        }
-    }
     Ok(())
 }
 
-fn write_task_state(
+pub(super) fn write_task_state(
     conn: &Connection,
     task: TaskId,
     pk: i64,
@@ -664,9 +668,6 @@ fn write_holds(
 }
 
 fn write_state(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreError> {
-    if let Some((origin, at)) = commit.writes.fork {
-        copy_state(conn, commit, pk, origin, at)?;
-    }
     let seq = commit.record.content.seq;
     for write in &commit.writes.state {
         match write {
@@ -685,22 +686,7 @@ fn write_state(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreE
     Ok(())
 }
 
-fn copy_state(
-    conn: &Connection,
-    commit: &Commit,
-    pk: i64,
-    origin: SessionId,
-    at: u64,
-) -> Result<(), StoreError> {
-    for (key, version) in commit.after.keys.iter() {
-        let value = read::state_at(conn, origin, key, at)?
-            .ok_or_else(|| damaged(format!("`{key}` at revision {at}"), "no value"))?;
-        put_state(conn, pk, key, *version, &codec::pack(&value))?;
-    }
-    Ok(())
-}
-
-fn put_state(
+pub(super) fn put_state(
     conn: &Connection,
     pk: i64,
     key: &StateKey,

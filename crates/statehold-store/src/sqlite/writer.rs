@@ -1,8 +1,11 @@
 //! The writer thread: group commit. It commits all queued commits in one transaction and answers
 //! only when the disk has confirmed it.
 //!
-//! Each commit runs in a savepoint of its own, so that a conflict refuses one caller and not the
-//! group. If the disk does not confirm, no caller gets `Ok`, now or later: pages that the kernel
+//! A commit is refused before its first row as a rule, so a conflict refuses one caller and not the group. If
+//! one was refused later, its rows must go: the group is rolled back and written again, each commit in a
+//! savepoint of its own. The first attempt has none, because a savepoint copies each page that a commit changes.
+//!
+//! If the disk does not confirm, no caller gets `Ok`, now or later: pages that the kernel
 //! dropped after a failed sync cannot be recovered by a retry.
 
 use std::sync::Arc;
@@ -11,13 +14,14 @@ use std::thread::JoinHandle;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
+use super::fork::ForkPlaces;
 use super::log::RowColumns;
 use super::recent::Recent;
 use super::sql::corrupt_or_unavailable;
 use super::tail::Tail;
 use super::{OnStop, schema, write};
 use crate::commit::Commit;
-use crate::port::{PendingCommit, StoreError};
+use crate::port::{DamageLog, PendingCommit, StoreError};
 
 /// How many commits may wait before callers do.
 const QUEUE_MAX: usize = 1024;
@@ -29,25 +33,38 @@ const CHECKPOINT_BYTES: u64 = 8 * 1024 * 1024;
 
 type Reply = oneshot::Sender<Result<u64, StoreError>>;
 /// Work for the writing connection, or the error that the writer has stopped. It answers its caller
-/// itself and returns only a failure of the disk.
-type Task = Box<dyn FnOnce(Result<&mut Connection, StoreError>) -> Result<(), StoreError> + Send>;
+/// itself and returns how many bytes it wrote, or a failure of the disk.
+type Task = Box<dyn FnOnce(Result<&mut Connection, StoreError>) -> Result<u64, StoreError> + Send>;
+
+/// A commit in line, with the places of a fork.
+struct Queued {
+    commit: Box<Commit>,
+    places: Option<ForkPlaces>,
+    reply: Reply,
+}
 
 enum Job {
-    Commit(Box<Commit>, Reply),
-    /// A task, and how many bytes it writes at most.
-    Run(Task, u64),
+    Commit(Queued),
+    Run(Task),
     FoldLog(oneshot::Sender<Result<(), StoreError>>),
 }
 
 /// The handle of the writing thread.
 pub(super) struct Writer {
     jobs: Option<mpsc::Sender<Job>>,
+    damage: Arc<DamageLog>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
     /// Starts the thread with the connection that writes.
-    pub(super) fn start(conn: Connection, epoch: String, on_stop: OnStop, tail: Arc<Tail>) -> Self {
+    pub(super) fn start(
+        conn: Connection,
+        epoch: String,
+        on_stop: OnStop,
+        tail: Arc<Tail>,
+        damage: Arc<DamageLog>,
+    ) -> Self {
         let (jobs, mut queue) = mpsc::channel(QUEUE_MAX);
         let name = "statehold-writer".to_owned();
         let mut group = Group {
@@ -57,6 +74,7 @@ impl Writer {
             unfolded_bytes: 0,
             recent: Recent::default(),
             tail,
+            damage: Arc::clone(&damage),
             stopped: false,
         };
         let thread = std::thread::Builder::new()
@@ -64,37 +82,60 @@ impl Writer {
             .spawn(move || group.run(&mut queue));
         Self {
             jobs: Some(jobs),
+            damage,
             thread: thread.ok(),
         }
     }
 
-    /// Puts a commit in line for the next group.
-    pub(super) async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError> {
+    /// Puts a commit in line for the next group, a fork with the places of its rows.
+    pub(super) async fn begin_commit(
+        &self,
+        commit: Commit,
+        places: Option<ForkPlaces>,
+    ) -> Result<PendingCommit, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Job::Commit(Box::new(commit), reply)).await?;
+        let commit = Box::new(commit);
+        let queued = Queued {
+            commit,
+            places,
+            reply,
+        };
+        self.send(Job::Commit(queued)).await?;
         Ok(Box::pin(async {
             answer.await.unwrap_or(Err(StoreError::Stopped))
         }))
     }
 
-    /// Runs a task on the writing connection, between groups. With the bytes that it writes at most, the log is
-    /// folded as often as behind commits.
+    /// Runs a task that writes a few bytes on the writing connection, between groups.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        bytes_max: u64,
         task: impl FnOnce(&mut Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
+        self.run_counted(move |conn| task(conn).map(|done| (done, 0)))
+            .await
+    }
+
+    /// Runs a task that tells how many bytes it wrote: the log is folded as often as behind commits.
+    pub(super) async fn run_counted<T: Send + 'static>(
+        &self,
+        task: impl FnOnce(&mut Connection) -> Result<(T, u64), StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
+        let damage = Arc::clone(&self.damage);
         let task: Task = Box::new(move |conn| {
-            let (answer, failed) = match conn.and_then(task) {
+            let (answer, wrote) = match conn.and_then(task) {
+                Ok((done, bytes)) => (Ok(done), Ok(bytes)),
                 Err(error @ StoreError::Unavailable(_)) => (Err(StoreError::Stopped), Err(error)),
-                other => (other, Ok(())),
+                Err(error) => (Err(error), Ok(0)),
             };
+            if let Err(error) = &answer {
+                damage.note(error);
+            }
             // The caller may have dropped its future; the task has run anyway.
             drop(reply.send(answer));
-            failed
+            wrote
         });
-        self.send(Job::Run(task, bytes_max)).await?;
+        self.send(Job::Run(task)).await?;
         answer.await.unwrap_or(Err(StoreError::Stopped))
     }
 
@@ -159,6 +200,7 @@ struct Group {
     unfolded_bytes: u64,
     recent: Recent,
     tail: Arc<Tail>,
+    damage: Arc<DamageLog>,
     stopped: bool,
 }
 
@@ -169,18 +211,18 @@ impl Group {
             let mut next = Some(first);
             while let Some(job) = next.take() {
                 match job {
-                    Job::Commit(commit, reply) => commits.push((commit, reply)),
-                    Job::Run(task, bytes_max) => {
+                    Job::Commit(queued) => commits.push(queued),
+                    Job::Run(task) => {
                         self.commit_group(&mut commits);
                         let conn = if self.stopped {
                             Err(StoreError::Stopped)
                         } else {
                             Ok(&mut self.conn)
                         };
-                        if let Err(error) = task(conn) {
-                            self.stop(&error);
+                        match task(conn) {
+                            Ok(bytes) => self.wrote(bytes),
+                            Err(error) => self.stop(&error),
                         }
-                        self.wrote(bytes_max);
                     }
                     Job::FoldLog(reply) => {
                         self.commit_group(&mut commits);
@@ -200,7 +242,7 @@ impl Group {
         }
     }
 
-    fn commit_group(&mut self, commits: &mut Vec<(Box<Commit>, Reply)>) {
+    fn commit_group(&mut self, commits: &mut Vec<Queued>) {
         if commits.is_empty() {
             return;
         }
@@ -210,8 +252,14 @@ impl Group {
             self.write_group(commits)
         };
         let (mut durable, mut answers) = (Vec::new(), Vec::with_capacity(results.len()));
-        for ((commit, reply), result) in commits.drain(..).zip(results) {
+        for (queued, result) in commits.drain(..).zip(results) {
+            let Queued { commit, reply, .. } = queued;
             let revision = commit.record.content.seq;
+            let session = commit.session();
+            // Noted here, because the caller may have dropped its future.
+            let result = result
+                .map_err(|error| error.in_session(session))
+                .inspect_err(|error| self.damage.note(error));
             let answer = result.map(|columns| durable.push((commit, columns)));
             answers.push((reply, answer.map(|()| revision)));
         }
@@ -232,12 +280,7 @@ impl Group {
     }
 
     /// Writes a group in one transaction. What it returns is durable, or it is an error.
-    fn write_group(
-        &mut self,
-        commits: &[(Box<Commit>, Reply)],
-    ) -> Vec<Result<RowColumns, StoreError>> {
-        // Savepoints copy each page that a commit changes. A commit is refused before its first row as a rule, so
-        // they are made only if one was not.
+    fn write_group(&mut self, commits: &[Queued]) -> Vec<Result<RowColumns, StoreError>> {
         let mut written = self.write_transaction(commits, false);
         if matches!(written, Err(GroupError::LeftRows)) {
             written = self.write_transaction(commits, true);
@@ -246,7 +289,7 @@ impl Group {
             Ok(results) => {
                 let bytes = commits
                     .iter()
-                    .map(|(commit, _)| commit.stored_bytes() as u64);
+                    .map(|queued| queued.commit.stored_bytes() as u64);
                 self.unfolded_bytes += bytes.sum::<u64>();
                 results
             }
@@ -263,7 +306,7 @@ impl Group {
 
     fn write_transaction(
         &mut self,
-        commits: &[(Box<Commit>, Reply)],
+        commits: &[Queued],
         has_savepoints: bool,
     ) -> Result<Vec<Result<RowColumns, StoreError>>, GroupError> {
         let written = self.write_all(commits, has_savepoints);
@@ -280,29 +323,29 @@ impl Group {
 
     fn write_all(
         &mut self,
-        commits: &[(Box<Commit>, Reply)],
+        commits: &[Queued],
         has_savepoints: bool,
     ) -> Result<Vec<Result<RowColumns, StoreError>>, GroupError> {
         self.execute("BEGIN IMMEDIATE")?;
         self.require_epoch()?;
         let mut results = Vec::with_capacity(commits.len());
-        for (commit, _) in commits {
+        for queued in commits {
             results.push(if has_savepoints {
-                self.write_in_savepoint(commit)?
+                self.write_in_savepoint(queued)?
             } else {
-                self.write_one(commit)?
+                self.write_one(queued)?
             });
         }
-        let sessions = commits.iter().map(|(commit, _)| commit.session());
+        let sessions = commits.iter().map(|queued| queued.commit.session());
         self.tail.begin_group(sessions);
         self.execute("COMMIT")?;
         Ok(results)
     }
 
     /// Writes one commit. The inner error refuses this one; the outer, the group.
-    fn write_one(&mut self, commit: &Commit) -> Result<Result<RowColumns, StoreError>, GroupError> {
+    fn write_one(&mut self, queued: &Queued) -> Result<Result<RowColumns, StoreError>, GroupError> {
         let changes = self.conn.total_changes();
-        match write::commit(&self.conn, commit, &mut self.recent) {
+        match self.write_rows(queued) {
             // The engine itself failed: no use in trying the others.
             Err(error @ (StoreError::Full | StoreError::Unavailable(_))) => Err(error.into()),
             Err(_) if self.conn.total_changes() != changes => Err(GroupError::LeftRows),
@@ -310,12 +353,17 @@ impl Group {
         }
     }
 
+    fn write_rows(&mut self, queued: &Queued) -> Result<RowColumns, StoreError> {
+        let places = queued.places.as_ref();
+        write::commit(&self.conn, &queued.commit, places, &mut self.recent)
+    }
+
     fn write_in_savepoint(
         &mut self,
-        commit: &Commit,
+        queued: &Queued,
     ) -> Result<Result<RowColumns, StoreError>, GroupError> {
         self.execute("SAVEPOINT one")?;
-        let result = match write::commit(&self.conn, commit, &mut self.recent) {
+        let result = match self.write_rows(queued) {
             Err(error @ (StoreError::Full | StoreError::Unavailable(_))) => {
                 return Err(error.into());
             }

@@ -16,7 +16,7 @@ use super::past::require_past;
 use super::picture::Picture;
 use super::state::values;
 use super::story;
-use crate::{PageLimit, SessionQuery, Store, StoreError};
+use crate::{FORK_LEVELS_MAX, PageLimit, SessionQuery, Store, StoreError};
 
 async fn told(store: Arc<dyn Store>, until: u64) -> Driver {
     let mut driver = Driver::new(store, fixture::owner(), 1);
@@ -207,6 +207,27 @@ pub(super) async fn the_tasks_of_a_fork_keep_the_state_of_that_time(store: Arc<d
         Some(&b"three"[..]),
         "the origin keeps its own"
     );
+}
+
+pub(super) async fn forks_of_forks_end_at_a_limit(store: Arc<dyn Store>) {
+    let origin = Driver::begin(&store, 1).await;
+    let mut deepest = origin.clone();
+    for n in (2..).take(FORK_LEVELS_MAX) {
+        deepest = deepest.fork(n, deepest.state.revision).await;
+        deepest.put(&[("level", &n.to_string())]).await;
+    }
+    let mut refused = deepest.clone();
+    refused.diverge(200);
+    let (client, fork) = (refused.client(), session(200));
+    let error = refused
+        .refused(&client, Command::Fork { session: fork })
+        .await;
+    assert!(matches!(error, StoreError::ForkTooDeep), "{error:?}");
+    assert_eq!(store.load(fork).await.expect(HEALTHY), None);
+    require_whole(&deepest).await;
+    // A revision that the deepest fork shares with its first origin belongs to that.
+    let at = origin.state.revision;
+    require_whole(&deepest.fork(201, at).await).await;
 }
 
 pub(super) async fn a_fork_has_the_values_of_that_time(store: Arc<dyn Store>) {

@@ -266,7 +266,7 @@ async fn picture_lists(store: &dyn Store, driver: &Driver) -> Lists {
     let mut claimable = Vec::new();
     for agent in AGENTS {
         let found = store
-            .claimable(tenant.clone(), name(agent), None, 1_000)
+            .claimable(tenant.clone(), name(agent), None, None, 1_000)
             .await;
         claimable.push(found.expect(HEALTHY));
     }

@@ -17,7 +17,7 @@ async fn claimable(
     agent: &str,
 ) -> Vec<(SessionId, RequestId)> {
     let found = store
-        .claimable(name(tenant), name(agent), None, 1_000)
+        .claimable(name(tenant), name(agent), None, None, 1_000)
         .await;
     found.expect(HEALTHY)
 }
@@ -37,13 +37,19 @@ pub(super) async fn claimable_requests_come_oldest_first(store: Arc<dyn Store>) 
     }
     assert_eq!(claimable(&store, "north", "planner").await, expected);
     for limit in 0..=expected.len() {
-        let found = store.claimable(name("north"), name("planner"), None, limit);
+        let found = store.claimable(name("north"), name("planner"), None, None, limit);
         let found = found.await.expect(HEALTHY);
         assert_eq!(found, expected[..limit], "at most {limit}");
     }
+    for (index, (_, request)) in expected.iter().enumerate() {
+        let found = store.claimable(name("north"), name("planner"), None, Some(*request), 2);
+        let rest = &expected[index + 1..];
+        let found = found.await.expect(HEALTHY);
+        assert_eq!(found, rest[..rest.len().min(2)], "after {request}");
+    }
     // Those of others are not counted.
     let user = owner_of("north", "shop", 2).user;
-    let found = store.claimable(name("north"), name("planner"), Some(user), 2);
+    let found = store.claimable(name("north"), name("planner"), Some(user), None, 2);
     let found = found.await.expect(HEALTHY);
     assert_eq!(found, [expected[2], expected[3]]);
 }

@@ -217,22 +217,56 @@ fn a_damaged_session_stops_no_other_erasure() {
 }
 
 #[test]
-fn each_step_of_erasing_is_bounded_in_bytes() {
-    const PAYLOADS: usize = 40;
-    const BYTES: usize = 600_000;
-    const STEP: PageLimit = PageLimit {
-        entries: 64,
-        bytes: 1 << 20,
-    };
+fn many_damaged_sessions_stop_no_other_erasure() {
+    const DAMAGED: u32 = 70;
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    block_on(async {
+        for n in 1..=u64::from(DAMAGED) + 2 {
+            let mut driver = Driver::begin(&store, n).await;
+            driver.put(&[("topic", "\"quixotic\"")]).await;
+            driver.delete_session().await;
+        }
+    });
+    let file = rusqlite::Connection::open(directory.path().join(FILE_NAME)).expect("it opens");
+    let sql = "UPDATE erasure SET payloads = 'junk'
+               WHERE session IN (SELECT session FROM erasure ORDER BY session LIMIT ?1)";
+    let changed = file.execute(sql, [DAMAGED]).expect("it is written");
+    assert_eq!(changed, DAMAGED as usize);
+    block_on(async {
+        while store
+            .erase_some(PageLimit::entries(30))
+            .await
+            .expect("the others go")
+        {}
+    });
+    let sql = "SELECT count(*) FROM erasure";
+    let left: u32 = file.query_row(sql, [], |row| row.get(0)).expect("a count");
+    assert_eq!(left, DAMAGED, "the sound ones are gone");
+    let known = store.damage().counts().sessions;
+    assert_eq!(known, DAMAGED as usize, "each is known");
+}
+
+/// The steps in which the payloads of a session are erased.
+struct Steps {
+    count: usize,
+    /// The most bytes that one erased.
+    bytes_most: u64,
+    /// The most bytes that the log of the engine below had.
+    log_most: u64,
+}
+
+/// Erases so many payloads of so many bytes.
+fn erase(payloads: usize, bytes: usize, step: PageLimit) -> Steps {
     let directory = tempfile::tempdir().expect("a directory");
     let store = open(directory.path());
     block_on(async {
         let mut driver = Driver::begin(&store, 1).await;
         driver.run("planner", 600_000).await;
         let mut odd = 1_u32;
-        for _ in 0..PAYLOADS {
+        for _ in 0..payloads {
             // Too odd to be compressed.
-            let payload: Vec<u8> = (0..BYTES)
+            let payload: Vec<u8> = (0..bytes)
                 .map(|_| {
                     odd = odd.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                     odd.to_be_bytes()[0]
@@ -251,20 +285,47 @@ fn each_step_of_erasing_is_bounded_in_bytes() {
         bytes.unsigned_abs()
     };
     let log = directory.path().join(format!("{FILE_NAME}-wal"));
-    let (mut before, mut steps, mut log_most) = (stored(), 0, 0);
-    assert!(before >= (PAYLOADS * BYTES) as u64, "{before}");
+    let mut before = stored();
+    assert!(before >= (payloads * bytes) as u64, "{before}");
+    let (count, bytes_most, log_most) = (0, 0, 0);
+    let mut steps = Steps {
+        count,
+        bytes_most,
+        log_most,
+    };
     loop {
-        let is_more = block_on(store.erase_some(STEP)).expect("the store erases");
+        let is_more = block_on(store.erase_some(step)).expect("the store erases");
         let left = stored();
-        assert!(before - left <= STEP.bytes, "{} in one step", before - left);
-        log_most = log_most.max(std::fs::metadata(&log).map_or(0, |log| log.len()));
-        (before, steps) = (left, steps + 1);
+        let in_log = std::fs::metadata(&log).map_or(0, |log| log.len());
+        steps.bytes_most = steps.bytes_most.max(before - left);
+        steps.log_most = steps.log_most.max(in_log);
+        steps.count += 1;
+        before = left;
         if !is_more {
             break;
         }
     }
     assert_eq!(before, 0);
-    assert!(steps >= PAYLOADS, "{steps} steps");
-    // Erased pages are folded as erasing goes on, after 8 MiB, so that the last step does not fold all of them.
-    assert!(log_most < 12 << 20, "{log_most} bytes of log");
+    steps
+}
+
+const STEP: PageLimit = PageLimit {
+    entries: 64,
+    bytes: 1 << 20,
+};
+
+#[test]
+fn each_step_of_erasing_is_bounded_in_bytes() {
+    let steps = erase(20, 600_000, STEP);
+    assert!(steps.bytes_most <= STEP.bytes, "{}", steps.bytes_most);
+    assert!(steps.count >= 20, "{} steps", steps.count);
+    // Erased pages are folded as erasing goes on, so that the last step does not fold all of them.
+    let log_most = steps.log_most;
+    assert!(log_most < 10 << 20, "{log_most} bytes of log");
+}
+
+#[test]
+fn the_log_is_folded_also_behind_payloads_that_are_longer_than_a_step() {
+    let log_most = erase(8, 4_000_000, STEP).log_most;
+    assert!(log_most < 16 << 20, "{log_most} bytes of log");
 }

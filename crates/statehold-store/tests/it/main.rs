@@ -4,6 +4,7 @@
 
 mod check;
 mod erase;
+mod fork_cost;
 mod group;
 mod memory;
 mod memory_cost;

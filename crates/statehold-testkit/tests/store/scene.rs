@@ -527,7 +527,11 @@ impl Picture {
         let mut claimable = Vec::new();
         for agent in ["coordinator", "leaf", "other"] {
             let agent = fixtures::name(agent);
-            claimable.push(store.claimable(tenant.clone(), agent, None, 100).await?);
+            claimable.push(
+                store
+                    .claimable(tenant.clone(), agent, None, None, 100)
+                    .await?,
+            );
         }
         let sessions = SessionQuery {
             tenant: tenant.clone(),

@@ -211,6 +211,33 @@ async fn editing_a_message_forks_before_it() {
 }
 
 #[tokio::test]
+async fn edits_of_edits_go_on_in_a_new_session_before_forks_lie_too_deep() {
+    const LEVELS: usize = 64;
+    let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
+    let mut window = Window::of(&scene.ann);
+    let mut sessions = vec![window.turn(&scene, "hello", "hi").await];
+    for n in 0..=LEVELS {
+        let mut edited = window.clone();
+        let origin = window.turn(&scene, &format!("draft {n}"), "no").await;
+        assert_eq!(Some(&origin), sessions.last());
+        let said = format!("edited {n}");
+        sessions.push(edited.turn(&scene, &said, "yes").await);
+        window = edited;
+    }
+    let distinct: std::collections::BTreeSet<_> = sessions.iter().collect();
+    assert_eq!(distinct.len(), sessions.len(), "each edit has a session");
+    let last = sessions.pop().expect("the new one");
+    let deepest = sessions.pop().expect("the last fork");
+    let page = format!("/v1/sessions/{deepest}/messages?limit=200");
+    let page = scene.ann.get(&page).await.ok(200);
+    let shown = page["messages"].as_array().expect("a list").len();
+    assert_eq!(shown, 2 * (LEVELS + 2), "a fork shows all before it");
+    let fresh = texts(&scene, &last).await;
+    assert_eq!(fresh, [&format!("edited {LEVELS}"), "yes"]);
+    assert_eq!(window.turn(&scene, "and?", "yes").await, last);
+}
+
+#[tokio::test]
 async fn a_client_that_sends_its_last_messages_only_is_found() {
     let scene = Scene::new().await;
     let mut window = Window::of(&scene.ann);

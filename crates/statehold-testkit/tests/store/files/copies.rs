@@ -325,7 +325,8 @@ fn a_worker_of_the_original_cannot_write_to_what_was_restored() {
     assert_eq!(state.requests[&by.request].status, LiveStatus::Queued);
     assert_eq!(state.revision, author.client.state.revision + 1);
     let leaf = fixtures::name("leaf");
-    let waiting = wait(copied.claimable(fixtures::name("t1"), leaf, None, 10)).expect("reads");
+    let waiting =
+        wait(copied.claimable(fixtures::name("t1"), leaf, None, None, 10)).expect("reads");
     assert_eq!(waiting, [(author.session(), by.request)]);
 
     let mut stranger = Author::new(0);
