@@ -7,8 +7,8 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatMemory, LlmSpec, ModelSpec, OpenaiSpec, RETRIES, StateAccess,
-    TIMEOUT,
+    AgentBook, AgentKind, AgentSpec, ChatMemory, LlmSpec, ModelSpec, OpenaiSpec, RETRIES,
+    StateAccess, TIMEOUT,
 };
 use statehold_core::command::Output;
 use statehold_core::hold::CallTarget;
