@@ -102,6 +102,13 @@ impl PhaseAnswers {
     }
 }
 
+/// The end of one run of a phase, and the step or the end of the turn that follows.
+enum PhaseOutcome {
+    Next(PhaseStep),
+    /// The note about the last phase.
+    Last(TraceNote),
+}
+
 /// How a turn goes on from the end of a phase.
 enum NextMove {
     Begin(PhaseBegin),
@@ -227,30 +234,27 @@ impl PipelineAgent {
         run.step(PHASE_STEP, input.get().as_bytes(), work).await
     }
 
-    /// Writes the `temp:` value of a recorded answer again: a pause and a restart have dropped it.
+    /// Writes the `temp:` value of an answer again: a pause or a restart may have dropped it.
     async fn restore_temp(
         &self,
         run: &AgentRun,
         agent: &Name,
         answer: &AgentMessage,
     ) -> Result<(), TurnError> {
-        match self.temp_keys.get(agent) {
-            Some(key) => {
-                let value = raw(&answer.text());
-                Ok(run.put_temp(vec![(key.clone(), Some(value))]).await?)
-            }
-            None => Ok(()),
+        if let Some(key) = self.temp_keys.get(agent) {
+            let value = raw(&answer.text());
+            run.put_temp(vec![(key.clone(), Some(value))]).await?;
         }
+        Ok(())
     }
 
-    /// Runs the agent of a phase, or takes its recorded end. Returns the next step, or the note about the
-    /// last phase.
+    /// Runs the agent of a phase, or waits for the one that was started before.
     async fn run_phase(
         &self,
         run: &mut AgentRun,
         began: &PhaseBegin,
         answers: &mut PhaseAnswers,
-    ) -> Result<Result<PhaseStep, TraceNote>, TurnError> {
+    ) -> Result<PhaseOutcome, TurnError> {
         let (place, phase) = self.phase(&began.phase)?;
         let (message, _) = phase_message(&run.input, phase, &answers.0);
         let passes = self.is_answer((place, phase), began);
@@ -267,6 +271,10 @@ impl PipelineAgent {
         let next = match answer {
             ChildAnswer::Completed(answer) => {
                 let next = self.after_answer((place, phase), began, (&answer, &mut end))?;
+                if let NextMove::Begin(_) = next {
+                    // The agent may have answered before this process began.
+                    self.restore_temp(run, &began.agent, &answer).await?;
+                }
                 answers.insert(&phase.name, answer);
                 next
             }
@@ -289,9 +297,9 @@ impl PipelineAgent {
                 let (_, phase) = self.phase(&began.phase)?;
                 began.clipped = phase_message(&run.input, phase, &answers.0).1;
                 let ended = Some(end);
-                Ok(PhaseStep { ended, began })
+                PhaseOutcome::Next(PhaseStep { ended, began })
             }
-            NextMove::Finish => Err(end_note(&end)),
+            NextMove::Finish => PhaseOutcome::Last(end_note(&end)),
         })
     }
 }
@@ -312,8 +320,8 @@ impl Agent for PipelineAgent {
                 None
             } else {
                 match self.run_phase(run, &began, &mut answers).await? {
-                    Ok(next) => Some(next),
-                    Err(note) => {
+                    PhaseOutcome::Next(next) => Some(next),
+                    PhaseOutcome::Last(note) => {
                         let answer = answers.take(self.spec.answer_from.as_ref());
                         let mut answer = TurnAnswer::plain(answer.ok_or_else(no_answer)?);
                         answer.notes.push(note);

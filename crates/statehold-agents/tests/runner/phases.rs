@@ -95,14 +95,14 @@ async fn phases_of(rig: &Rig, session: SessionId) -> Vec<String> {
             _ => data,
         };
         let words = |value: &Value, status: &str| {
-            let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
-            let mut words = format!("{} {status}", text("phase"));
-            for (name, usual) in [("cycle", 1), ("attempt", 1)] {
-                if value[name] != usual {
-                    words += &format!(" {name} {}", value[name]);
+            let phase = value["phase"].as_str().unwrap_or_default();
+            let mut words = vec![phase.to_owned(), status.to_owned()];
+            for name in ["cycle", "attempt"] {
+                if value[name] != 1 {
+                    words.push(format!("{name} {}", value[name]));
                 }
             }
-            words
+            words.join(" ")
         };
         if let Some(status) = data["ended"]["status"].as_str() {
             told.push(words(&data["ended"], status));
@@ -161,6 +161,7 @@ async fn phases_run_in_order_and_each_sees_the_answers_before_it() -> Outcome {
 
 #[tokio::test]
 async fn a_phase_costs_one_step_and_one_request() -> Outcome {
+    use CommandName::{AppendItems, ClaimRequest, CompleteRequest, StartRequest};
     let rig = Rig::new(book_of(pipeline(vec![phase("parse"), phase("write")]))).await;
     let runner = rig.runner().await;
     let session = rig.session("line").await;
@@ -171,7 +172,6 @@ async fn a_phase_costs_one_step_and_one_request() -> Outcome {
     }
     rig.ended(request).await;
     let commands = rig.commands_after(session, 1).await;
-    use CommandName::{AppendItems, ClaimRequest, CompleteRequest, StartRequest};
     let phase = [AppendItems, StartRequest, ClaimRequest, CompleteRequest];
     let mut expected = vec![StartRequest, ClaimRequest];
     expected.extend([phase, phase].concat());

@@ -48,8 +48,8 @@ fn results(seen: &SeenRequest) -> usize {
 
 fn play(seen: &SeenRequest, conversations: &Conversations) -> ScriptedResponse {
     let said = seen.said();
-    // A later phase is told the answers of the earlier ones below the message.
-    let story = STORIES.iter().find(|story| said.starts_with(story.asked));
+    // A later phase is told more: what agents share, and the answers of the earlier phases.
+    let story = STORIES.iter().find(|story| said.contains(story.asked));
     let answer = story.map_or("I do not know.", |story| story.answer);
     match seen.path.split('/').nth(1) {
         Some("chooser") => {
@@ -105,10 +105,12 @@ fn config(at: &str) -> String {
         kind = "openai"
         base_url = "{at}/parse/v1"
         model = "parse"
+        output_key = "temp:parsed"
         [agents.write]
         kind = "openai"
         base_url = "{at}/write/v1"
         model = "write"
+        import = ["temp:parsed"]
         [agents.gpa]
         kind = "openai"
         base_url = "{at}/gpa/v1"
@@ -255,6 +257,12 @@ impl Telling {
             }
         }
         let mut keys_of_each = keys.values();
+        // A value in memory is written again from the recorded answer before the next phase runs.
+        let parsed = format!(r#"{{"temp:parsed":"{}"}}"#, story.answer);
+        for seen in self.played.seen() {
+            let is_told = !seen.path.starts_with("/write/") || seen.said().contains(&parsed);
+            ensure!(is_told, "{}", seen.said());
+        }
         let is_one = keys_of_each.all(|keys| keys.len() == 1 && !keys.contains(""));
         ensure!(is_one, "a call has one key: {keys:?}");
         let (session, ..) = root(&self.stage).await?;

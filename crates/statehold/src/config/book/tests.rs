@@ -340,8 +340,8 @@ fn keys_of_every_scope_go_to_agents_and_all_but_those_of_the_app_come_back() {
     );
     let (a, b) = (&book.agents[&name("a")], &book.agents[&name("b")]);
     assert_eq!((a.import.len(), b.export.len()), (4, 3));
-    let output = a.output_key.as_ref().map(|key| key.as_str());
-    assert_eq!(output, Some("temp:parsed"));
+    let output = a.output_key.as_ref().map(ToString::to_string);
+    assert_eq!(output.as_deref(), Some("temp:parsed"));
     let AgentKind::Llm(llm) = &a.kind else {
         panic!("{:?}", a.kind);
     };
