@@ -16,6 +16,7 @@ pub mod key;
 pub mod memory;
 pub mod operations;
 pub mod request;
+pub mod saved_agent;
 pub mod schema;
 pub mod session;
 pub mod state;

@@ -75,6 +75,9 @@ pub(crate) struct ChatCall {
     pub(crate) base: String,
     /// Whether people decide holds in another place than this chat: no message answers a question.
     pub(crate) decides_elsewhere: bool,
+    /// Whether a stream waits for its first event also if this server does not run the agent: for clients that are
+    /// sent nothing before it.
+    pub(crate) awaits_first: bool,
     /// Whether the caller brings tools of its own, which it runs itself.
     pub(crate) brings_tools: bool,
     surface: &'static ChatSurface,
@@ -241,6 +244,7 @@ impl ChatCall {
             wait_until: Instant::now() + wait,
             base: base_of(&headers)?,
             decides_elsewhere: false,
+            awaits_first: false,
             brings_tools: false,
             surface,
         };
@@ -255,6 +259,11 @@ impl ChatCall {
             return Ok(());
         }
         Err(EngineError::Forbidden { needs }.into())
+    }
+
+    /// Passes a credential of the body to the agent, unless a header has one.
+    pub(crate) fn set_credential(&mut self, credential: Option<Credential>) {
+        self.credential = self.credential.take().or(credential);
     }
 
     /// Takes a share of the streams, if the call stays open for long.
@@ -525,7 +534,7 @@ impl ChatCall {
         let started_at = handle.started_at().await?;
         let mut follower = handle.follow(self.deadline(has_session));
         let mut first = None;
-        if is_hosted {
+        if is_hosted || self.awaits_first {
             let next = self.asked.while_valid(follower.next());
             first = tokio::time::timeout(HEAD_MAX, next)
                 .await

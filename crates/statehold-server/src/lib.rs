@@ -1,6 +1,7 @@
 //! The HTTP server: the native API, feeds and the OpenAI-compatible API. It converts wire types to engine
 //! calls and results to wire types, and never touches a store.
 
+mod analytics;
 mod chat;
 mod http;
 mod native;
@@ -15,7 +16,7 @@ use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use statehold_engine::Engine;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
@@ -42,6 +43,9 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         // Left out of openapi.json: only development servers have this route.
         router = router.route(native::dev::CLOCK_PATH, post(native::dev::clock));
     }
+    for path in analytics::PATHS {
+        router = router.route(path, any(analytics::serve));
+    }
     router
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/models", get(openai::models::list))
@@ -54,6 +58,7 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
             Problem::new(Code::Internal, detail).into_response()
         }))
         .layer(middleware::from_fn(openai::errors::translate))
+        .layer(middleware::from_fn(analytics::errors::translate))
         .with_state(app)
 }
 

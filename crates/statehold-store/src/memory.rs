@@ -446,6 +446,11 @@ impl_store! {
 
         fn session(session: SessionId) -> Option<SessionSummary> = tables.summary_of(session);
         fn sessions(query: SessionQuery) -> Vec<SessionSummary> = tables.list_sessions(&query);
+        fn session_named(tenant: Name, app: Name, user: UserId, name: String)
+            -> Option<SessionSummary> = {
+            let named = tables.names.get(&(tenant, app, user, name));
+            named.and_then(|session| tables.summary_of(*session))
+        };
         fn children_of(request: RequestId) -> Vec<RequestId> =
             tables.children_of.get(&request).cloned().unwrap_or_default();
         fn chat_requests(digest: Digest, limit: usize) -> Vec<(SessionId, RequestId)> = {

@@ -446,6 +446,15 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<LiveWork>, StoreError>;
 
+    /// The session that has this name, for one user of an app.
+    async fn session_named(
+        &self,
+        tenant: Name,
+        app: Name,
+        user: UserId,
+        name: String,
+    ) -> Result<Option<SessionSummary>, StoreError>;
+
     /// A page of sessions, newest first, without deleted sessions and sessions that only carry
     /// shared state.
     async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError>;

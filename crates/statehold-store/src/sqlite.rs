@@ -391,6 +391,8 @@ impl_store! {
         fn answers_kept() -> u64 = read::answers_kept(conn);
 
         fn sessions(query: SessionQuery) -> Vec<SessionSummary> = read::sessions(conn, &query);
+        fn session_named(tenant: Name, app: Name, user: UserId, name: String)
+            -> Option<SessionSummary> = read::session_named(conn, (&tenant, &app, user), &name);
         fn children_of(request: RequestId) -> Vec<RequestId> = read::children_of(conn, request);
         fn chat_requests(digest: Digest, limit: usize) -> Vec<(SessionId, RequestId)> =
             chats::find(conn, digest, limit);

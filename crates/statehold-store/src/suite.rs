@@ -131,6 +131,7 @@ promises! {
         a_name_is_taken_once_by_a_user_of_an_app,
         a_name_is_free_for_other_users_apps_and_tenants,
         a_name_stays_taken_when_its_session_closes,
+        a_session_is_found_by_its_name,
     }
     answers {
         an_answer_is_kept_with_its_commit,

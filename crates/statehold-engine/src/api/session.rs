@@ -267,6 +267,30 @@ pub async fn read(
     })
 }
 
+/// Reads the session with this name, of the user that the key is bound to, or of the one with the given name.
+///
+/// # Errors
+///
+/// If there is none, or the caller may not read it.
+pub async fn read_named(
+    engine: &Engine,
+    caller: &Caller,
+    (app, user): (&Name, &str),
+    name: &str,
+) -> Result<SessionView, EngineError> {
+    require_lister(caller)?;
+    let user = match caller.user {
+        Some(user) => Some(user),
+        None => engine.known_user(&caller.tenant, user).await?,
+    };
+    let user = user.ok_or(EngineError::NotFound)?;
+    let store = &engine.inner().store;
+    let (tenant, app) = (caller.tenant.clone(), app.clone());
+    let found = store.session_named(tenant, app, user, name.to_owned());
+    let found = found.await?.ok_or(EngineError::NotFound)?;
+    read(engine, caller, found.id).await
+}
+
 /// Changes the name, the labels or the time to live of a session.
 ///
 /// # Errors

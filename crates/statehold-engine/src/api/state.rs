@@ -199,7 +199,7 @@ pub async fn patch_user(
     patch_shared(engine, call, app, Some(user), input).await
 }
 
-async fn patch_shared(
+pub(super) async fn patch_shared(
     engine: &Engine,
     call: &Call,
     app: &str,

@@ -533,6 +533,16 @@ impl Store for GatedStore {
         self.asked().has_api_keys().await
     }
 
+    async fn session_named(
+        &self,
+        tenant: Name,
+        app: Name,
+        user: UserId,
+        name: String,
+    ) -> Result<Option<SessionSummary>, StoreError> {
+        self.asked().session_named(tenant, app, user, name).await
+    }
+
     async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError> {
         self.asked().sessions(query).await
     }

@@ -134,6 +134,11 @@ impl CallerData<'_> {
         self.body(Some(passthrough))
     }
 
+    /// The data of a turn in a session. The agent remembers the history of the first one.
+    pub(crate) fn in_session(self) -> Result<Raw, Problem> {
+        self.body(None)
+    }
+
     fn body(self, passthrough: Option<BTreeMap<&'static str, &[Raw]>>) -> Result<Raw, Problem> {
         if self.history.len() > HISTORY_MAX {
             let detail =

@@ -306,6 +306,11 @@ impl CallContext {
         parsed.map_err(|_| Problem::not_found())
     }
 
+    /// The path of the call, without its query.
+    pub(crate) fn path(&self) -> &str {
+        self.target.split('?').next().unwrap_or_default()
+    }
+
     pub(crate) fn path_text(&self, name: &str) -> &str {
         self.path.get(name).map_or("", String::as_str)
     }

@@ -1,5 +1,6 @@
 //! Chat as OpenAI's clients speak it: turns, pauses, streams, and calls that leave nothing.
 
+mod analytics;
 mod deciding;
 mod errors;
 mod lost;

@@ -539,6 +539,27 @@ pub(super) fn answer(conn: &Connection, key: Digest) -> Result<Option<Answer>, S
     }))
 }
 
+/// The session that has a name.
+pub(super) fn session_named(
+    conn: &Connection,
+    (tenant, app, user): (&Name, &Name, UserId),
+    name: &str,
+) -> Result<Option<SessionSummary>, StoreError> {
+    let sql = format!(
+        "SELECT {SUMMARY_COLUMNS} FROM session
+         WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND name = ?4"
+    );
+    let key = (
+        tenant.as_str(),
+        app.as_str(),
+        id_bytes(user.as_uuid()),
+        name,
+    );
+    first(conn, &sql, key, SummaryRow::read)?
+        .map(SummaryRow::into_summary)
+        .transpose()
+}
+
 /// A page of sessions, newest first.
 pub(super) fn sessions(
     from: &Snapshot<'_>,

@@ -75,6 +75,16 @@ pub(super) async fn a_name_is_free_for_other_users_apps_and_tenants(store: Arc<d
     require_taken(&store, 9, "trip").await;
 }
 
+pub(super) async fn a_session_is_found_by_its_name(store: Arc<dyn Store>) {
+    begin_named(&store, owner(), 1, "trip").await;
+    let find = async |owner: Owner, name: &str| {
+        let found = store.session_named(owner.tenant, owner.app, owner.user, name.to_owned());
+        found.await.expect(HEALTHY).map(|found| found.id)
+    };
+    assert_eq!(find(owner(), "trip").await, Some(session(1)));
+    assert_eq!(find(owner(), "other").await, None);
+}
+
 pub(super) async fn a_name_stays_taken_when_its_session_closes(store: Arc<dyn Store>) {
     let mut driver = begin_named(&store, owner(), 1, "trip").await;
     let close = Command::CloseSession { cancel_live: false };

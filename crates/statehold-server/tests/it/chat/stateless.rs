@@ -24,7 +24,7 @@ use crate::rig::{Answer, Rig, Setup, Who, until};
 
 /// A server whose built-in agents are played by the test.
 pub(super) struct Stage {
-    rig: Rig,
+    pub(super) rig: Rig,
     pub(super) ann: Who,
     scratch: Engine,
     caller: Caller,
