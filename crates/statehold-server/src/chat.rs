@@ -301,7 +301,7 @@ impl ChatCall {
         let new = self.creation(new)?;
         let is_hosted = is_hosted(app, agent);
         let opened = turn::open_turn_in_new_session(&app.engine, &app.deliveries, new, input);
-        let opened = self.note_session(opened.await, self.asked.key_text().is_some(), known)?;
+        let opened = Self::note_session(opened.await, self.asked.key_text().is_some(), known)?;
         self.require_declared(app, agent, opened, is_hosted).await
     }
 
@@ -318,13 +318,12 @@ impl ChatCall {
         let is_hosted = is_hosted(app, agent);
         let (engine, log) = (&app.engine, &app.deliveries);
         let opened = turn::open_turn_in_recalled_session(engine, log, new, conversation, input);
-        let opened = self.note_session(Box::pin(opened).await, true, known)?;
+        let opened = Self::note_session(Box::pin(opened).await, true, known)?;
         self.require_declared(app, agent, opened, is_hosted).await
     }
 
     /// Notes the session of a call that may fail. A repeat finds it by its key or by its messages, or not at all.
     fn note_session(
-        &self,
         opened: Result<OpenTurn, (EngineError, Option<SessionId>)>,
         is_found_again: bool,
         known: &mut TurnContext,

@@ -149,8 +149,7 @@ impl OpenaiCall {
             let turn = call.open_in_recalled_session(app, new, (&agent, message), known);
             return turn.await;
         }
-        call.open_in_new_session(app, new, (&agent, message), known)
-            .await
+        Box::pin(call.open_in_new_session(app, new, (&agent, message), known)).await
     }
 
     /// Begins a turn without a session.

@@ -18,7 +18,7 @@ fn briefed(message: &str) -> (Vec<Value>, &str) {
     let (lines, said) = rest
         .split_once("[/earlier conversation]\n\n")
         .expect("an end");
-    let lines = lines.lines().map(|line| serde_json::from_str(line));
+    let lines = lines.lines().map(serde_json::from_str);
     (lines.collect::<Result<_, _>>().expect("JSON"), said)
 }
 

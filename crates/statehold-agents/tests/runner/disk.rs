@@ -188,7 +188,7 @@ store_of_disk! {
     fn lineages(requests: Vec<RequestId>) -> Vec<Vec<LineageStep>>;
     fn records_at(places: Vec<(SessionId, u64)>, bytes_max: u64) -> Vec<Option<StoredRecord>>;
     fn open_holds_of_user(tenant: Name, user: UserId, limit: usize) -> usize;
-    fn claimable(tenant: Name, agent: Name, user: Option<UserId>, limit: usize) -> Vec<(SessionId, RequestId)>;
+    fn claimable(tenant: Name, agent: Name, user: Option<UserId>, after: Option<RequestId>, limit: usize) -> Vec<(SessionId, RequestId)>;
     fn due(now: Timestamp, limit: usize) -> Vec<Due>;
     fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> Vec<Due>;
     fn sessions_ahead(now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)>;

@@ -327,13 +327,13 @@ pub async fn open_turn_in_recalled_session(
             }
             RecalledSession::New => Ok(None),
         };
-        let (session, context) = match known.map_err(|error| (error, None))? {
-            Some(session) => (session, None),
-            None => {
-                let created = sessions::create(&own, &call, new).await;
-                let session = created.map_err(|error| (error, None))?.view.id;
-                (session, conversation.context)
-            }
+        let known = known.map_err(|error| (error, None))?;
+        let (session, context) = if let Some(session) = known {
+            (session, None)
+        } else {
+            let created = sessions::create(&own, &call, new).await;
+            let session = created.map_err(|error| (error, None))?.view.id;
+            (session, conversation.context)
         };
         let mut input = input(session);
         input.message.data = input.message.data.or(context);

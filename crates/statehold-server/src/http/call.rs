@@ -149,13 +149,12 @@ impl App {
                 if !caller::is_known(&self.engine, secret) {
                     self.shares.require_no_stranger(&parts.extensions)?;
                 }
-                match caller::authenticate(&self.engine, secret).await? {
-                    Some(found) => found,
-                    None => {
-                        self.shares.count_stranger(&parts.extensions)?;
-                        return Err(unauthenticated());
-                    }
-                }
+                let found = caller::authenticate(&self.engine, secret).await?;
+                let Some(found) = found else {
+                    self.shares.count_stranger(&parts.extensions)?;
+                    return Err(unauthenticated());
+                };
+                found
             }
             // OpenAI clients always send some key; a development server ignores foreign ones.
             None if !self.options.keys_required => {

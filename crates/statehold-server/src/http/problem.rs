@@ -267,7 +267,6 @@ impl From<EngineError> for Problem {
             EngineError::SeveralHolds { holds } => {
                 problem(Code::SeveralHolds).with("holds", json!(holds))
             }
-            EngineError::KeyReused => problem(Code::KeyReused),
             EngineError::NameTaken { session } => {
                 problem(Code::NameTaken).with("session_id", session.to_string())
             }
@@ -278,13 +277,10 @@ impl From<EngineError> for Problem {
             } => Self::version_conflict(&detail, key.as_str(), expected, found),
             EngineError::Merge { key, .. } => problem(Code::MergeRefused).with("key", key.as_str()),
             EngineError::NotJson => problem(Code::MergeRefused),
-            EngineError::BadStateKey { key, .. } => {
-                let shown = problem(Code::BadStateKey);
-                match key {
-                    Some(key) => shown.with("key", key),
-                    None => shown,
-                }
-            }
+            EngineError::BadStateKey { key, .. } => match key {
+                Some(key) => problem(Code::BadStateKey).with("key", key),
+                None => problem(Code::BadStateKey),
+            },
             EngineError::InvalidInput { path, .. } => problem(Code::InvalidBody).with("path", path),
             EngineError::ItemMalformed { path, .. } => {
                 problem(Code::ItemMalformed).with("path", path)
@@ -294,6 +290,8 @@ impl From<EngineError> for Problem {
             }
             EngineError::NothingToAppend => problem(Code::EmptyPatch),
             EngineError::Invalid(_) => problem(Code::InvalidBody),
+            EngineError::KeyReused => problem(Code::KeyReused),
+            EngineError::CommentNeeded => problem(Code::CommentNeeded),
             EngineError::InvalidField { path, .. } => problem(Code::InvalidBody).with("path", path),
             EngineError::HoldMalformed { path, .. } => {
                 problem(Code::HoldMalformed).with("path", path)
@@ -304,7 +302,6 @@ impl From<EngineError> for Problem {
             EngineError::InvalidContent(errors) => {
                 problem(Code::InvalidContent).with("errors", json!(errors))
             }
-            EngineError::CommentNeeded => problem(Code::CommentNeeded),
             EngineError::PolicyStricter { field, policy } => problem(Code::PolicyStricter)
                 .with("field", field)
                 .with("policy", policy),

@@ -313,7 +313,7 @@ async fn open(
                     "`history` is for calls without a session: the server has it; leave it out";
                 return Err(Problem::invalid(detail).with("path", "history"));
             }
-            open_in_session(app, call, *conversation, message, known).await
+            Box::pin(open_in_session(app, call, *conversation, message, known)).await
         }
         ChatMode::Agent(agent) => {
             let agent = call.declared(&book, &agent.name, None)?;
@@ -362,8 +362,7 @@ async fn open_in_session(
     }
     let agent = call.declared(&book, named.unwrap_or(DEFAULT_AGENT), None)?;
     let new = conversation.new_session(app, call, &agent)?;
-    call.open_in_new_session(app, new, (&agent, message), known)
-        .await
+    Box::pin(call.open_in_new_session(app, new, (&agent, message), known)).await
 }
 
 impl ConversationIn {

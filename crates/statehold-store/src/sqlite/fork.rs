@@ -114,37 +114,36 @@ fn task_places(
             let request = row.get::<_, log::Uuid16>(1)?.0;
             Ok((row.get::<_, i64>(0)?, RequestId::from_uuid(request)))
         })?;
-        let state = match state {
-            Some(state) => Some(state).filter(|(log, _)| *log <= point).map(Some),
-            None => (!is_closed).then_some(None),
-        };
         walk.tasks.push(WantedTask {
             task,
             name: task,
             grown: grown.filter(|grown| *grown <= point),
-            state,
+            state: state.filter(|(log, _)| *log <= point),
+            is_state_known: state.map_or(!is_closed, |(log, _)| log <= point),
         });
     }
     walk.back(conn, point)?;
     let place = |wanted: WantedTask| {
-        let (grown, state) = (wanted.grown.unwrap_or(0), wanted.state.flatten());
+        let (grown, state) = (wanted.grown.unwrap_or(0), wanted.state);
         (wanted.task, TaskPlace { grown, state })
     };
     Ok(walk.tasks.into_iter().map(place).collect())
 }
 
-/// A task whose place is looked for. Facts that are not known yet are None.
+/// A task whose place is looked for.
 struct WantedTask {
     task: TaskId,
     /// Its id further back.
     name: TaskId,
+    /// None if it is not known yet.
     grown: Option<i64>,
-    state: Option<Option<(i64, RequestId)>>,
+    state: Option<(i64, RequestId)>,
+    is_state_known: bool,
 }
 
 impl WantedTask {
     fn is_found(&self) -> bool {
-        self.grown.is_some() && self.state.is_some()
+        self.grown.is_some() && self.is_state_known
     }
 }
 
@@ -182,8 +181,8 @@ impl Walk {
                     _ => {}
                 }
             }
-            if wanted.state.is_none() && (put.is_some() || is_opened) {
-                wanted.state = Some(put);
+            if !wanted.is_state_known && (put.is_some() || is_opened) {
+                (wanted.state, wanted.is_state_known) = (put, true);
             }
             if is_opened {
                 wanted.grown.get_or_insert(0);

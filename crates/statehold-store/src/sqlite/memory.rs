@@ -258,14 +258,14 @@ fn inherited(
     fork: &SessionRow,
     path: &AgentPath,
     memory: &Memory,
-) -> Result<Option<Place>, StoreError> {
+) -> Result<Option<ExchangePlace>, StoreError> {
     let sql = "SELECT log, state FROM memory
                WHERE session = ?1 AND path = ?2 AND record = ?3 AND request = ?4";
     let request = id_bytes(memory.request.as_uuid());
     let key = (fork.origin, path.as_str(), to_sql(memory.record), request);
     first(conn, sql, key, |row| {
         let (log, state) = (row.get(0)?, row.get(1)?);
-        Ok(Place { log, state })
+        Ok(ExchangePlace { log, state })
     })
 }
 

@@ -314,7 +314,7 @@ pub(super) fn state_put(
     loop {
         let (seq, prev) = (at.seq, at.prev);
         at = match written(at, key)? {
-            Written::Put(put) => return Ok(Some(put)),
+            Written::Put(put) => return Ok(Some(*put)),
             Written::Deleted => return Ok(None),
             Written::Restored(from) if from >= seq => {
                 let place = format!("record {seq} of session {}", session.id);
@@ -330,14 +330,14 @@ pub(super) fn state_put(
 /// The value that a row wrote to a session key itself.
 pub(super) fn put_in(row: LogRow, key: &StateKey) -> Result<Option<LoggedValue>, StoreError> {
     match written(row, key)? {
-        Written::Put(put) => Ok(Some(put)),
+        Written::Put(put) => Ok(Some(*put)),
         Written::Deleted | Written::Restored(_) | Written::Nothing => Ok(None),
     }
 }
 
 /// The change of a session key in a record.
 enum Written {
-    Put(LoggedValue),
+    Put(Box<LoggedValue>),
     Deleted,
     /// The key got the value of an earlier revision.
     Restored(u64),
@@ -350,7 +350,8 @@ fn written(row: LogRow, key: &StateKey) -> Result<Written, StoreError> {
     for event in &record.content.events {
         match event {
             Event::StatePut { key: put, .. } if put == key => {
-                return Ok(Written::Put(LoggedValue { row, record, index }));
+                let put = LoggedValue { row, record, index };
+                return Ok(Written::Put(Box::new(put)));
             }
             Event::StateDeleted { key: deleted, .. } if deleted == key => {
                 return Ok(Written::Deleted);

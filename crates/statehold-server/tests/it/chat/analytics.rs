@@ -213,6 +213,37 @@ async fn a_pause_is_a_system_message_and_the_next_chat_of_the_conversation_goes_
     assert_eq!(texts(&finished(call).await), ["Sunny."]);
 }
 
+/// Calls with the saved agent, with its context, and with a conversation that the caller keeps.
+async fn each_context_reaches_the_answerer(stage: &Stage, context: &Value) {
+    for context in [
+        json!({"dataAgentContext": {"dataAgent": agent("sales")}}),
+        json!({"inlineContext": context}),
+        json!({"clientManagedResourceContext": {"inlineContext": context, "conversationId": "mine"}}),
+    ] {
+        let mut body = context;
+        body["messages"] = json!([
+            {"userMessage": {"text": "hello"}},
+            {"systemMessage": {"text": {"parts": ["hm"], "textType": 2}}},
+            {"systemMessage": {"text": {"parts": ["hi"], "textType": "FINAL_RESPONSE"}}},
+            {"userMessage": {"text": "more"}},
+        ]);
+        let call = chat(&stage.ann, &body);
+        let work = stage.claim("service").await;
+        let data = stage.input(&work).await.data.expect("data");
+        let data: Value = serde_json::from_str(data.get()).expect("JSON");
+        let history = data["history"].as_array().expect("a list");
+        assert_eq!(history[0]["role"], "system");
+        assert!(text(&history[0], "content").starts_with("Say it twice."));
+        let rest =
+            json!([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]);
+        assert_eq!(json!(history[1..]), rest);
+        stage
+            .complete(&work, &json!({"content": "more more"}))
+            .await;
+        assert_eq!(texts(&finished(call).await), ["more more"]);
+    }
+}
+
 #[tokio::test]
 async fn a_saved_data_agent_is_its_users_own_and_an_answerer_runs_it() {
     let stage = Stage::new().await;
@@ -260,33 +291,7 @@ async fn a_saved_data_agent_is_its_users_own_and_an_answerer_runs_it() {
         "NOT_FOUND",
     );
 
-    for context in [
-        json!({"dataAgentContext": {"dataAgent": agent("sales")}}),
-        json!({"inlineContext": context}),
-        json!({"clientManagedResourceContext": {"inlineContext": context, "conversationId": "mine"}}),
-    ] {
-        let mut body = context;
-        body["messages"] = json!([
-            {"userMessage": {"text": "hello"}},
-            {"systemMessage": {"text": {"parts": ["hm"], "textType": 2}}},
-            {"systemMessage": {"text": {"parts": ["hi"], "textType": "FINAL_RESPONSE"}}},
-            {"userMessage": {"text": "more"}},
-        ]);
-        let call = chat(&stage.ann, &body);
-        let work = stage.claim("service").await;
-        let data = stage.input(&work).await.data.expect("data");
-        let data: Value = serde_json::from_str(data.get()).expect("JSON");
-        let history = data["history"].as_array().expect("a list");
-        assert_eq!(history[0]["role"], "system");
-        assert!(text(&history[0], "content").starts_with("Say it twice."));
-        let rest =
-            json!([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]);
-        assert_eq!(json!(history[1..]), rest);
-        stage
-            .complete(&work, &json!({"content": "more more"}))
-            .await;
-        assert_eq!(texts(&finished(call).await), ["more more"]);
-    }
+    each_context_reaches_the_answerer(&stage, &context).await;
 
     // A pause has nobody to come back to.
     let body = json!({"messages": said("x"), "dataAgentContext": {"dataAgent": agent("service")}});

@@ -153,8 +153,8 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
     };
     let is_first_phase = !story.below.is_empty() && death.time == 1;
     let again = match death.kind {
-        // The answer of the phase before it is recorded.
-        StepKind::Phase => None,
+        // The answer of the phase before it, and the hold, are recorded.
+        StepKind::Phase | StepKind::Hold => None,
         StepKind::Child if death.time > 1 => None,
         // The route is recorded with the request to the chosen agent.
         StepKind::Route | StepKind::Child => Some("chooser".to_owned()),
@@ -169,7 +169,6 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
             let (tool, honours_keys) = TOOLS[death.time - 1];
             honours_keys.then(|| tool.to_owned())
         }
-        StepKind::Hold => None,
     };
     // The coordinator takes the answer of its agent when that is decided: it may be recorded or not. After
     // a pause it waits until it is recorded.

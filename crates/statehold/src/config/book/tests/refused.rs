@@ -297,9 +297,8 @@ fn phases_name_declared_agents_and_each_other() {
         phases,
         &["a → a", "`loop_back`"],
     );
-    let long: String = (0..65)
-        .map(|n| format!("{{ agent = \"b\", name = \"p{n}\" }},"))
-        .collect();
+    let many = (0..65).map(|n| format!("{{ agent = \"b\", name = \"p{n}\" }}"));
+    let long = many.collect::<Vec<_>>().join(",");
     mistaken(
         &line(&format!("phases = [{long}]")),
         phases,
