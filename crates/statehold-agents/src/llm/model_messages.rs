@@ -333,7 +333,7 @@ pub(crate) fn caller_exchanges(data: Option<&Raw>, media: &mut MediaBudget) -> V
     exchanges
 }
 
-/// The exchanges before the input of a turn, oldest first, as role and text only: those that the request knows, behind
+/// The exchanges before the input of a turn, oldest first, as role and text only: the memory of the request, behind
 /// the messages that the client brought along when the session began.
 pub(crate) fn text_exchanges(past: &PastExchanges, input: &AgentMessage) -> Vec<ModelMessages> {
     let first = past.first_data();

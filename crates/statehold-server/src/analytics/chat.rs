@@ -29,7 +29,7 @@ use crate::http::problem::{Code, Problem};
 /// A chat call. Other fields are ignored.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ChatIn {
+struct AnalyticsChatIn {
     #[serde(default)]
     messages: Vec<MessageIn>,
     conversation_reference: Option<ConversationReference>,
@@ -83,7 +83,7 @@ struct TokenIn {
 }
 
 /// The context of a call.
-enum Context {
+enum AnalyticsContext {
     Conversation(ConversationReference),
     Agent(DataAgentContext),
     Inline(Map<String, Value>, Option<ClientManagedIds>),
@@ -92,7 +92,7 @@ enum Context {
 /// Serves a chat call.
 pub(super) async fn chat(app: App, place: Place, request: Request) -> Response {
     let mut known = TurnContext::default();
-    let answered = match ChatCall::read::<ChatIn>(&app, request, &SURFACE).await {
+    let answered = match ChatCall::read::<AnalyticsChatIn>(&app, request, &SURFACE).await {
         Ok((call, chat, _)) => serve(app, place, call, chat, &mut known).await,
         Err(problem) => Err(problem),
     };
@@ -103,7 +103,7 @@ async fn serve(
     app: App,
     place: Place,
     mut call: ChatCall,
-    mut chat: ChatIn,
+    mut chat: AnalyticsChatIn,
     known: &mut TurnContext,
 ) -> Result<Response, Problem> {
     call.require_client()?;
@@ -129,7 +129,7 @@ async fn open(
     app: &App,
     place: &Place,
     call: &ChatCall,
-    context: Context,
+    context: AnalyticsContext,
     mut messages: Vec<MessageIn>,
 ) -> Result<ChatTurn, Problem> {
     let last = messages.pop().and_then(|last| last.user_message);
@@ -143,10 +143,10 @@ async fn open(
     };
     let history: Vec<Raw> = messages.iter().filter_map(MessageIn::to_history).collect();
     match context {
-        Context::Conversation(reference) => {
+        AnalyticsContext::Conversation(reference) => {
             open_in_conversation(app, place, call, &reference, message).await
         }
-        Context::Agent(agent) => {
+        AnalyticsContext::Agent(agent) => {
             let id = place.id_in(&agent.data_agent, "dataAgents")?;
             match find_agent(&call.asked, place, id).await? {
                 DataAgent::Declared(name) => {
@@ -165,7 +165,7 @@ async fn open(
                 }
             }
         }
-        Context::Inline(context, ids) => {
+        AnalyticsContext::Inline(context, ids) => {
             let inline = inline_context(app, &context);
             open_inline(app, call, (&inline, ids.as_ref()), history, message).await
         }
@@ -231,9 +231,9 @@ async fn open_in_conversation(
         .await
 }
 
-impl ChatIn {
+impl AnalyticsChatIn {
     /// The only context of the call.
-    fn take_context(&mut self) -> Result<Context, Problem> {
+    fn take_context(&mut self) -> Result<AnalyticsContext, Problem> {
         let given = [
             (
                 "conversationReference",
@@ -254,13 +254,13 @@ impl ChatIn {
             return Err(Problem::new(Code::OneContext, detail));
         }
         if let Some(reference) = self.conversation_reference.take() {
-            return Ok(Context::Conversation(reference));
+            return Ok(AnalyticsContext::Conversation(reference));
         }
         if let Some(agent) = self.data_agent_context.take() {
-            return Ok(Context::Agent(agent));
+            return Ok(AnalyticsContext::Agent(agent));
         }
         if let Some(inline) = self.inline_context.take() {
-            return Ok(Context::Inline(inline, None));
+            return Ok(AnalyticsContext::Inline(inline, None));
         }
         if let Some(managed) = self.client_managed_resource_context.take() {
             let ids = ClientManagedIds {
@@ -268,7 +268,7 @@ impl ChatIn {
                 agent_id: managed.agent_id,
             };
             let inline = managed.inline_context.unwrap_or_default();
-            return Ok(Context::Inline(inline, Some(ids)));
+            return Ok(AnalyticsContext::Inline(inline, Some(ids)));
         }
         let detail = "one of 'conversationReference', 'dataAgentContext', 'inlineContext' and \
                       'clientManagedResourceContext' must be set";
@@ -276,10 +276,10 @@ impl ChatIn {
     }
 
     /// The credential for the agent, if the call brings one.
-    fn credential(&self, context: &Context) -> Result<Option<Credential>, Problem> {
+    fn credential(&self, context: &AnalyticsContext) -> Result<Option<Credential>, Problem> {
         let nested = match context {
-            Context::Agent(agent) => agent.credentials.as_ref(),
-            Context::Conversation(_) | Context::Inline(..) => None,
+            AnalyticsContext::Agent(agent) => agent.credentials.as_ref(),
+            AnalyticsContext::Conversation(_) | AnalyticsContext::Inline(..) => None,
         };
         let oauth = self.credentials.as_ref().or(nested);
         let token = oauth.and_then(|given| given.oauth.as_ref()?.token.as_ref());

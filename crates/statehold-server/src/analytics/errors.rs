@@ -15,19 +15,19 @@ use crate::http::problem::{Code, Problem};
 
 /// The error of a call.
 #[derive(Debug, Serialize)]
-pub(super) struct ErrorOut {
-    error: ErrorBody,
+pub(super) struct StatusEnvelope {
+    error: StatusBody,
 }
 
 #[derive(Debug, Serialize)]
-struct ErrorBody {
+struct StatusBody {
     code: u16,
     message: String,
     status: &'static str,
     details: Vec<Value>,
 }
 
-impl ErrorOut {
+impl StatusEnvelope {
     pub(super) fn of(problem: &Problem) -> Self {
         let (code, status) = status_of(problem);
         // The code of the native API, and the fields that help.
@@ -46,7 +46,7 @@ impl ErrorOut {
             "metadata": metadata,
         });
         Self {
-            error: ErrorBody {
+            error: StatusBody {
                 code,
                 message: problem.detail.clone(),
                 status,
@@ -103,7 +103,7 @@ pub(super) fn as_google_error(
     let Some(problem) = response.extensions_mut().remove::<Problem>() else {
         return response;
     };
-    let out = ErrorOut::of(&problem);
+    let out = StatusEnvelope::of(&problem);
     let status = StatusCode::from_u16(out.error.code);
     *response.status_mut() = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let body = to_body(&out);

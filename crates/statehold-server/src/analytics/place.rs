@@ -202,7 +202,7 @@ mod tests {
         for good in ["a", "my-conversation-1", "ses-1"] {
             assert!(is_new_id(good), "{good}");
         }
-        let own = "ses-01980000-0000-7000-8000-000000000000";
+        let own = "ses-01980000000070008000000000000000";
         for bad in ["", "A", "1a", "a_b", "a-", "ä", own, &"a".repeat(64)] {
             assert!(!is_new_id(bad), "{bad}");
         }

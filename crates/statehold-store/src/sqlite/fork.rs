@@ -101,7 +101,7 @@ fn task_places(
     // The rows of an expired session no longer say which tasks had a private state.
     let sql = "SELECT closed FROM session WHERE pk = ?1";
     let is_closed = read::first(conn, sql, [origin.pk], |row| row.get(0))?.unwrap_or(true);
-    let mut walk = Walk::default();
+    let mut walk = TaskWalk::default();
     for task in renamed.chain(ended).collect::<BTreeSet<_>>() {
         let id = id_bytes(task.as_uuid());
         let mut grown = None;
@@ -149,11 +149,11 @@ impl WantedTask {
 
 /// One walk back in the log for all tasks that have moved on since the fork point.
 #[derive(Default)]
-struct Walk {
+struct TaskWalk {
     tasks: Vec<WantedTask>,
 }
 
-impl Walk {
+impl TaskWalk {
     fn back(&mut self, conn: &Connection, from: i64) -> Result<(), StoreError> {
         let mut at = from;
         while at != 0 && !self.tasks.iter().all(WantedTask::is_found) {

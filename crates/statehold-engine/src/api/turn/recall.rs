@@ -207,7 +207,8 @@ impl Recall<'_> {
         Ok(turn.map(|turn| (told, turn)))
     }
 
-    /// How the conversation fits a session in which the message `at` began a request, and how well. Adds the bytes of the messages it reads to `bytes`.
+    /// How the conversation fits a session in which the message `at` began a request, and how well. Adds the
+    /// bytes of the messages it reads to `bytes`.
     async fn fit(
         &self,
         session: SessionId,
