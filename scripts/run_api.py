@@ -51,9 +51,13 @@ def chat(server, path):
         server.call("worker", f"/v1/requests/{claimed['id']}/complete", {"fence": claimed["fence"], "output": "hi"})
 
     threading.Thread(target=work).start()
-    said = {"model": "chatty", "messages": [{"role": "user", "content": "hello"}]}
-    answer = server.call("client", path, said, **{"x-statehold-session": session})
-    assert answer["choices"][0]["message"]["content"] == "hi", answer
+    if path == "/v1/chat":
+        said = {"message": "hello", "context": {"conversation": {"id": session}}}
+        message = server.call("client", path, said)["message"]
+    else:
+        said = {"model": "chatty", "messages": [{"role": "user", "content": "hello"}]}
+        message = server.call("client", path, said, **{"x-statehold-session": session})["choices"][0]["message"]
+    assert message["content"] == "hi", message
 
 
 def check():
@@ -65,6 +69,7 @@ def check():
     for base in ("/v1", "/openai/v1"):
         chat(server, f"{base}/chat/completions")
         server.call("client", f"{base}/models/checker")
+    chat(server, "/v1/chat")
     # The one agent that is declared. Generated calls never guess its name.
     server.call("client", "/v1/agents/checker")
 

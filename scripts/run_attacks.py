@@ -38,7 +38,7 @@ RUNS = {"requests_append", "requests_complete", "requests_fail", "requests_heart
 MANAGES = {"sessions_patch", "sessions_close", "sessions_delete", "tasks_close", "state_patch", "state_patch_user"}
 CANCELS = {"requests_cancel", "tasks_cancel"}
 DECIDES = {"holds_decide", "holds_resume"}
-CHATS = {"chat_chat", "chat_chat_v1"}
+CHATS = {"chat_chat", "chat_chat_v1", "chat_chat_in_mode"}
 # The operations by which a role reaches the sessions, requests, tasks and holds of every user.
 MAY_REACH = {
     "client": READS | MANAGES | CANCELS | DECIDES | CHATS | {"requests_start"},
@@ -142,6 +142,8 @@ BODIES = {
                              "messages": [{"role": "user", "content": "hi"}]},
     "chat_chat_v1": lambda ids: {"model": ids["agent"], "stream": True,
                              "messages": [{"role": "user", "content": "hi"}]},
+    "chat_chat_in_mode": lambda ids: {"message": "hi", "stream": True,
+                                      "context": {"conversation": {"id": ids["SessionId"]}}},
 }
 # Other ways to name an object than those that the operation needs: each is attacked too.
 VARIANTS = {
