@@ -65,7 +65,7 @@ struct ClientManagedContext {
     agent_id: Option<String>,
 }
 
-/// A credential for the agent. Only tokens are taken: a secret of an application is for nobody else.
+/// A credential for the agent. Only tokens are taken: an application keeps its secret to itself.
 #[derive(Debug, Deserialize)]
 struct CredentialsIn {
     oauth: Option<OauthIn>,

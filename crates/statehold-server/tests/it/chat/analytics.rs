@@ -121,7 +121,7 @@ async fn a_conversation_of_the_analytics_api_is_a_session_with_its_name() {
     let refused = scene.ann.post(&bad, &json!({})).await;
     error(&refused, 400, "INVALID_ARGUMENT", "BAD_QUERY");
 
-    // Nobody else finds it; deleting it frees its name.
+    // Other users do not find it, and deleting it frees its name.
     let bob = scene.rig.client("bob").await;
     let first = path("/conversations/first");
     error(&bob.get(&first).await, 404, "NOT_FOUND", "NOT_FOUND");
@@ -293,7 +293,7 @@ async fn a_saved_data_agent_is_its_users_own_and_an_answerer_runs_it() {
 
     each_context_reaches_the_answerer(&stage, &context).await;
 
-    // A pause has nobody to come back to.
+    // A stateless call cannot pause: no later call could continue it.
     let body = json!({"messages": said("x"), "dataAgentContext": {"dataAgent": agent("service")}});
     let call = chat(&stage.ann, &body);
     let work = stage.claim("service").await;
