@@ -63,7 +63,8 @@ impl Engine {
         tracker.spawn(sign_periodically(self.clone()));
         tracker.spawn(async move {
             let stop = engine.inner().stop.clone();
-            let mut ticks = tokio::time::interval(engine.inner().options.tick);
+            let tick = engine.inner().options.tick;
+            let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + tick, tick);
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             let mut count = 0_u64;
             loop {
