@@ -68,6 +68,7 @@ pub(crate) struct ChatCall {
     pub(crate) user: Option<String>,
     pub(crate) app_name: Option<Name>,
     task: Option<TaskId>,
+    pub(crate) arrived: std::time::Instant,
     /// How long a pause is waited for, and until when.
     wait: Duration,
     wait_until: Instant,
@@ -218,6 +219,7 @@ impl ChatCall {
         request: Request,
         surface: &'static ChatSurface,
     ) -> Result<(Self, T, HeaderMap), Problem> {
+        let arrived = std::time::Instant::now();
         let (mut parts, body) = request.into_parts();
         let user = text(&parts.headers, "x-statehold-user")?.map(str::to_owned);
         // The developer is no backend that acts for others, but may say whose session it is.
@@ -240,6 +242,7 @@ impl ChatCall {
             user,
             app_name: app_name(&headers)?,
             task: task_of(&headers)?,
+            arrived,
             wait,
             wait_until: Instant::now() + wait,
             base: base_of(&headers)?,
@@ -345,7 +348,7 @@ impl ChatCall {
     ) -> impl FnOnce(SessionId) -> TurnInput + Send + 'static {
         let (asked, body, agent) = (self.asked.clone(), self.fingerprint(), agent.clone());
         let (task, credential) = (self.task, self.credential.clone());
-        let decides_elsewhere = self.decides_elsewhere;
+        let (decides_elsewhere, arrived) = (self.decides_elsewhere, self.arrived);
         let config = config_of(&app.options.agents.get(), &agent);
         move |session| TurnInput {
             call: Call {
@@ -361,6 +364,7 @@ impl ChatCall {
             credential,
             config,
             decides_elsewhere,
+            arrived,
         }
     }
 

@@ -201,6 +201,7 @@ impl OpenaiCall {
             message: CarriedMessage::by_user(&message.text, &message.files),
             context,
             key: self.call.asked.key_of("", &[]).map(|key| key.key),
+            arrived: self.call.arrived,
         }
     }
 

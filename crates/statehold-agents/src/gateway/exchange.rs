@@ -64,11 +64,22 @@ impl<'a> SentCustomContent<'a> {
 
 /// A user message, with the block of session values before it.
 pub(super) fn user_message(message: &AgentMessage, told: Option<&SharedContext>) -> Raw {
+    briefed_message(message, told, "")
+}
+
+/// A user message, after the earlier exchanges of its conversation.
+pub(super) fn briefed_message(
+    message: &AgentMessage,
+    told: Option<&SharedContext>,
+    briefing: &str,
+) -> Raw {
     let text = message.text();
     let (content, files) = content_and_files(message, &text);
-    let content = match shared::block(told, &text) {
-        None => content,
-        Some(block) => shared::with_block(&block, &content),
+    let block = shared::block(told, &text).unwrap_or_default();
+    let content = if briefing.is_empty() && block.is_empty() {
+        content
+    } else {
+        shared::with_block(&format!("{briefing}{block}"), &content)
     };
     let state = told.map(|told| raw(&BTreeMap::from([("shared_context", &told.values)])));
     let files = (!files.is_empty()).then(|| raw(&files));

@@ -13,6 +13,7 @@ use statehold_core::item::CallOutcome;
 use statehold_engine::bodies::{HoldBody, Raw, parse};
 
 use super::agent_reply::{AgentReply, RemoteSession};
+use super::briefing::Briefing;
 use super::call_headers::{self, SessionHeader};
 use super::conversation_record::{self, ConversationLocks, ConversationRecord};
 use super::exchange;
@@ -139,13 +140,13 @@ impl OpenaiAgent {
         if run.next_recorded_kind().is_none() {
             require_not_paused(run).await?;
         }
-        let (mut remote, mut decisions) =
-            (RemoteSession::load(run).await?, DecisionBatch::default());
+        let (mut remote, needs_briefing) = RemoteSession::load(run).await?;
+        let mut decisions = DecisionBatch::default();
         let mut is_recreated = false;
         for pause in 0..PAUSES_MAX {
             let prepared = match run.next_recorded_kind() {
                 Some(_) => None,
-                None => Some(prepare_new(run, is_recreated).await?),
+                None => Some(prepare_new(run, is_recreated, needs_briefing).await?),
             };
             let deliveries = std::mem::take(&mut decisions);
             let agent_reply = self
@@ -156,7 +157,7 @@ impl OpenaiAgent {
                 Err(error) if is_conversation_lost(&error) && pause == 0 && !is_recreated => {
                     is_recreated = true;
                     remote.session = None;
-                    let prepared = Some(prepare_new(run, true).await?);
+                    let prepared = Some(prepare_new(run, true, needs_briefing).await?);
                     let mode = MemoryMode::Remote(&remote);
                     self.call_agent(run, prepared, &mode, DecisionBatch::default())
                         .await?
@@ -343,19 +344,33 @@ async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
     })
 }
 
-/// Prepares the new message alone.
-async fn prepare_new(run: &AgentRun, is_recreated: bool) -> Result<PreparedCall, TurnError> {
+/// Prepares the new message alone, or with the earlier exchanges that the agent does not know.
+async fn prepare_new(
+    run: &AgentRun,
+    is_recreated: bool,
+    needs_briefing: bool,
+) -> Result<PreparedCall, TurnError> {
+    let briefing = if needs_briefing {
+        Briefing::read(run).await?
+    } else {
+        Briefing::default()
+    };
     let shared_context = shared_context(run).await?;
     let mut notes: Vec<TraceNote> = shared_context
         .as_ref()
         .and_then(SharedContext::note)
         .into_iter()
         .collect();
+    notes.extend(briefing.note);
     if is_recreated {
         notes.push(reason_note(RECREATED, "the agent lost its session"));
     }
     Ok(PreparedCall {
-        messages: vec![exchange::user_message(&run.input, shared_context.as_ref())],
+        messages: vec![exchange::briefed_message(
+            &run.input,
+            shared_context.as_ref(),
+            &briefing.block,
+        )],
         extra: Map::new(),
         shared_context,
         notes,
@@ -472,16 +487,20 @@ impl CallerHistory {
 }
 
 impl RemoteSession {
-    async fn load(run: &AgentRun) -> Result<Self, TurnError> {
+    /// The session of the agent, and whether a new one has to be told of earlier exchanges: in a fork, or if the
+    /// client brought them along.
+    async fn load(run: &AgentRun) -> Result<(Self, bool), TurnError> {
         let known = conversation_record::find_newest(run, GATEWAY).await?;
         let Some(known) = known else {
-            return Ok(Self::default());
+            let is_brought = CallerHistory::of(run.input.data.as_ref()).is_some();
+            return Ok((Self::default(), is_brought));
         };
         let is_here = known.session == run.request.ids.session;
-        Ok(Self {
+        let remote = Self {
             generation: known.generation,
             session: known.conversation.filter(|_| is_here),
-        })
+        };
+        Ok((remote, !is_here))
     }
 
     /// Session state after the agent has answered in `session`.

@@ -1,14 +1,16 @@
-//! The briefing of a conversation service whose conversation is younger than the memory of its agent.
+//! The briefing of a service whose conversation or session is younger than the memory of its agent.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use statehold_agents::spec::ChatMemory;
 use statehold_engine::testing;
+use statehold_fakes::chat::streamed;
 use statehold_fakes::conversations::Conversations;
-use statehold_fakes::{FakeService, ScriptedResponse, locked};
+use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest, locked};
 
 use crate::rig::{Outcome, Rig};
-use crate::world::{answer_of, conversations};
+use crate::world::{answer_of, chat, conversations};
 
 /// The messages of a briefing, and the message behind it.
 fn briefed(message: &str) -> (Vec<Value>, &str) {
@@ -94,6 +96,47 @@ async fn messages_that_a_client_brought_along_reach_a_conversation_service() -> 
     assert_eq!(earlier, expected);
     assert_eq!(said, "who am I?");
     assert_eq!(all[0].messages[1], "and now?");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_stores_sessions_is_briefed_in_a_fork_and_of_messages_from_elsewhere()
+-> Outcome {
+    let server = FakeService::start(|seen| {
+        let session = seen.header("x-statehold-session").expect("a session");
+        let session = if session == "new" { "ses_far" } else { session };
+        streamed("hello Ada").with_header("x-statehold-session", session)
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
+    let runner = rig.runner().await;
+    let origin = rig.session("far").await;
+    rig.turn(origin, "far", "my name is Ada").await;
+    let fork = testing::fork(&rig.engine, &rig.local, origin).await?;
+    let other = rig.session("far").await;
+    let history = json!({"history": [
+        {"role": "user", "content": "my name is Ada"},
+        {"role": "assistant", "content": "hello Ada"},
+    ]});
+    let request = rig.ask_bringing(other, "far", "who am I?", &history).await;
+    rig.ended(request).await;
+    rig.turn(fork, "far", "who am I?").await;
+    for session in [other, fork] {
+        rig.turn(session, "far", "and now?").await;
+    }
+    let said: Vec<String> = server.seen().iter().map(SeenRequest::said).collect();
+    for first in &said[1..3] {
+        let (earlier, said) = briefed(first);
+        let expected = [
+            json!({"role": "user", "content": "my name is Ada"}),
+            json!({"role": "assistant", "content": "hello Ada"}),
+        ];
+        assert_eq!(earlier, expected);
+        assert_eq!(said, "who am I?");
+    }
+    assert_eq!(said[3..], ["and now?", "and now?"]);
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -122,6 +122,7 @@ async fn said(
         credential: None,
         config: None,
         decides_elsewhere: false,
+        arrived: std::time::Instant::now(),
     };
     let opened = turn::open_turn(engine, log, input, Vec::new()).await?;
     let deadline = tokio::time::Instant::now() + Duration::from_mins(1);

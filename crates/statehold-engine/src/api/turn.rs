@@ -17,6 +17,7 @@ mod session;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::command::{Command, Rejection, StartRequest, StatePatch};
@@ -27,7 +28,7 @@ use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
 use utoipa::ToSchema;
 
-use self::pause_text::question_reminder;
+use self::pause_text::{approval_reminder, question_reminder};
 use self::recall::{Recall, RecalledSession};
 use self::search::TurnSearch;
 use super::item::write::output;
@@ -78,6 +79,8 @@ pub struct TurnInput {
     pub config: Option<Digest>,
     /// Whether people decide holds in another place than this chat: no message answers a question.
     pub decides_elsewhere: bool,
+    /// When the call arrived: its client has no answer that left later.
+    pub arrived: Instant,
 }
 
 impl TurnInput {
@@ -192,7 +195,8 @@ pub struct OpenTurn {
     pub is_replay: bool,
     /// Answers of other turns that the client was told to wait for.
     pub earlier: Vec<EarlierAnswer>,
-    /// A line about the open question that the message of this call did not answer.
+    /// A line about the open questions that the message of this call did not answer, or about the approval that it
+    /// did not give.
     pub reminder: Option<String>,
 }
 
@@ -388,7 +392,8 @@ async fn find_or_start(
         is_new: found.is_none() && !is_replay,
         is_replay,
         earlier: search.earlier(turn.request).await?,
-        reminder: search.unanswered.as_ref().map(question_reminder),
+        reminder: question_reminder(&search.unanswered)
+            .or_else(|| search.undecided.as_ref().map(approval_reminder)),
     })
 }
 

@@ -36,7 +36,8 @@ const USER_DEFAULT: &str = "bob";
 const HELP: &str = "\
 With -m the command sends one message and ends with 0 if it was answered, 1 if it failed, 7 if
 --timeout has passed, 8 with --no-wait if the turn waits for a person, and 9 if a person refused.
-Without -m it reads one message per line, from a terminal or a pipe.";
+Without -m it reads one message per line, from a terminal or a pipe. Without --timeout a turn may take
+as long as it needs.";
 
 const COMMANDS: &str = "\
 /tree      draw the tasks, their requests, and their open holds

@@ -34,6 +34,7 @@ fn a_hold_has_many_names_and_none_is_guessed() {
         shows(&format!("{name}/R2.h1"), id);
         shows(&short(session), id);
         shows(&format!("..{}/r2.h1", &session[30..]), id);
+        shows(&format!("{}/R2.h1", &session[30..]), id);
     }
     // A decided hold keeps its alias, so the alias alone stays ambiguous.
     live.check(&["approvals", "approve", &hold, "-y", "--no-wait"], 0, &[]);

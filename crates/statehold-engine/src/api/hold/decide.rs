@@ -215,7 +215,10 @@ async fn require_sound(
         if !offered.iter().any(|known| known.id == *reason) {
             return Err(EngineError::InvalidField {
                 path: "reason",
-                what: "it is the id of one of the hold's `reasons`".to_owned(),
+                what: match offered {
+                    [] => "this hold offers no reasons; send a `comment` instead".to_owned(),
+                    _ => "it is the id of one of the hold's `reasons`".to_owned(),
+                },
             });
         }
     }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId, SessionId};
@@ -37,6 +38,8 @@ struct DeliveryEntries {
     /// The same turns in the order in which they began.
     begun: VecDeque<(SessionId, RequestId)>,
     sent: RecentSet<RequestId>,
+    /// The answers that this process has delivered, the newest last.
+    deliveries: VecDeque<Delivery>,
     /// Turns with the declaration that their agent had when they started.
     configs: RecentSet<(RequestId, Digest)>,
     seen: RecentSet<HoldId>,
@@ -44,6 +47,14 @@ struct DeliveryEntries {
     parts: HashMap<RequestId, String>,
     /// The same turns in the order in which their streams ended.
     parted: VecDeque<RequestId>,
+}
+
+/// The delivery of an answer.
+#[derive(Debug)]
+struct Delivery {
+    session: SessionId,
+    request: RequestId,
+    at: Instant,
 }
 
 impl DeliveryLog {
@@ -89,11 +100,16 @@ impl DeliveryLog {
     pub(super) fn follow_fork(&self, origin: SessionId, fork: SessionId) {
         let paused = self.owed_in(origin).into_iter();
         for (request, _) in paused.filter(|(_, was_paused)| *was_paused) {
-            self.begin(fork, request);
-            let mut entries = self.entries();
-            if let Some(turns) = entries.owed.get_mut(&fork) {
-                turns.insert(request, true);
-            }
+            self.owe_paused(fork, request);
+        }
+    }
+
+    /// Owes a client the answer of a turn that it knows as paused, and that it was not told in an earlier process.
+    pub(super) fn owe_paused(&self, session: SessionId, request: RequestId) {
+        self.begin(session, request);
+        let mut entries = self.entries();
+        if let Some(turns) = entries.owed.get_mut(&session) {
+            turns.insert(request, true);
         }
     }
 
@@ -151,7 +167,17 @@ impl DeliveryLog {
         self.entries().sent.has(&request)
     }
 
-    /// Notes that a client has the answer of a turn.
+    /// The turns of a session whose answer was delivered after that time, the newest first. A call that arrived
+    /// then was sent by a client that did not have the answer.
+    pub(super) fn delivered_since(&self, session: SessionId, at: Instant) -> Vec<RequestId> {
+        let entries = self.entries();
+        let newest = entries.deliveries.iter().rev();
+        let since = newest.take_while(|delivery| delivery.at >= at);
+        let own = since.filter(|delivery| delivery.session == session);
+        own.map(|delivery| delivery.request).collect()
+    }
+
+    /// Notes that a client has the answer of a turn, from an earlier process.
     pub(super) fn note_sent(&self, session: SessionId, request: RequestId) {
         self.entries().note_sent(session, request);
     }
@@ -229,6 +255,17 @@ impl DeliveryEntries {
         self.sent.add(request);
     }
 
+    fn note_delivery(&mut self, session: SessionId, request: RequestId) {
+        self.deliveries.push_back(Delivery {
+            session,
+            request,
+            at: Instant::now(),
+        });
+        if self.deliveries.len() > TURNS_MAX {
+            self.deliveries.pop_front();
+        }
+    }
+
     fn settle(&mut self, session: SessionId, request: RequestId) {
         if let Some(turns) = self.owed.get_mut(&session) {
             turns.remove(&request);
@@ -262,6 +299,7 @@ impl DeliveryReceipt {
         let mut entries = self.log.entries();
         for request in self.sent {
             entries.note_sent(self.session, request);
+            entries.note_delivery(self.session, request);
         }
         if let Some(request) = self.paused
             && let Some(turns) = entries.owed.get_mut(&self.session)
@@ -336,6 +374,31 @@ mod tests {
         assert!(log.is_owed(session(2), request(1), now, now));
         log.forget(session(2), request(1));
         assert!(!log.is_owed(session(2), request(1), now, now));
+    }
+
+    #[test]
+    fn a_call_that_arrived_before_an_answer_left_is_told_from_a_later_one() {
+        let log = Arc::new(DeliveryLog::new(Timestamp::from_micros(0)));
+        let arrived = Instant::now();
+        for n in 1..=2 {
+            let receipt = DeliveryReceipt {
+                log: Arc::clone(&log),
+                session: session(1),
+                sent: vec![request(n)],
+                paused: None,
+                seen: Vec::new(),
+            };
+            receipt.confirm();
+        }
+        let found = log.delivered_since(session(1), arrived);
+        assert_eq!(found, [request(2), request(1)]);
+        assert!(log.delivered_since(session(2), arrived).is_empty());
+        let later = Instant::now() + std::time::Duration::from_nanos(1);
+        assert!(log.delivered_since(session(1), later).is_empty());
+        // An answer that a client carries was delivered some time before.
+        log.note_sent(session(1), request(3));
+        let found = log.delivered_since(session(1), arrived);
+        assert_eq!(found, [request(2), request(1)]);
     }
 
     #[test]

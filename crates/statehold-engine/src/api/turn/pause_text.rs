@@ -10,6 +10,10 @@ use crate::holds::HoldDetail;
 
 /// The longest call of a tool that is shown whole, in characters.
 const CALL_CHARS_MAX: usize = 1_000;
+/// The server that the commands call if none is named.
+const DEFAULT_SERVER: &str = "http://127.0.0.1:7717";
+/// How many open questions a reminder names.
+const REMINDED_MAX: usize = 3;
 
 /// The text for a person who waits for a paused turn: what the turn waits for, the next step of a reader who
 /// may decide, and where the answer will appear. `base` is the address of the server.
@@ -53,15 +57,31 @@ pub(super) fn hold_summary(detail: &HoldDetail) -> String {
     format!("{agent} {waits}: {text} ({id})")
 }
 
-/// One line about a question that stays open while its reader talks about something else.
-pub(super) fn question_reminder(question: &HoldDetail) -> String {
-    let HoldView { id, agent, .. } = HoldView::of(question);
-    let title = title_of(question.hold.kind, question.body.as_deref());
+/// One line about the questions that stay open while their reader talks about something else.
+pub(super) fn question_reminder(questions: &[HoldDetail]) -> Option<String> {
+    let named: Vec<String> = questions.iter().take(REMINDED_MAX).map(named).collect();
+    let agent = HoldView::of(questions.first()?).agent;
+    Some(match named.as_slice() {
+        [question] => format!("({agent} still waits for an answer: {question})"),
+        questions => format!(
+            "({agent} still waits for answers: {}. Answer each with: statehold approvals respond ID)",
+            questions.join(", ")
+        ),
+    })
+}
+
+/// One line about an approval, for a reader whose message sounds like one.
+pub(super) fn approval_reminder(approval: &HoldDetail) -> String {
+    let agent = HoldView::of(approval).agent;
+    let approval = named(approval);
+    format!("(Messages here decide nothing; {agent} still waits for a decision: {approval})")
+}
+
+/// The title of a hold on one line, and its id.
+fn named(hold: &HoldDetail) -> String {
+    let title = title_of(hold.hold.kind, hold.body.as_deref());
     let title: Vec<&str> = title.split_whitespace().collect();
-    format!(
-        "({agent} still waits for an answer: {} ({id}))",
-        title.join(" ")
-    )
+    format!("{} ({})", title.join(" "), hold.hold.id)
 }
 
 fn without_blank_lines(text: &str) -> String {
@@ -79,8 +99,8 @@ fn next_step(detail: &HoldDetail, base: &str, answers_here: bool) -> String {
     let HoldView {
         id, url, action, ..
     } = HoldView::of(detail);
-    let place = format!("{base}/v1/holds/{id}");
-    let respond = format!("statehold approvals respond {id}");
+    let server = server_option(base);
+    let respond = format!("statehold approvals respond {id}{server}");
     match detail.hold.kind {
         HoldKind::Approval | HoldKind::Reconcile if !may_decide(detail) => {
             "Another person has to decide this.".to_owned()
@@ -90,25 +110,33 @@ fn next_step(detail: &HoldDetail, base: &str, answers_here: bool) -> String {
             [] => "Your next message here is the answer.".to_owned(),
             choices => format!("Answer with your next message: {}.", choices.join(" or ")),
         },
-        HoldKind::Question | HoldKind::Form => format!("Answer at {place} or with: {respond}"),
-        HoldKind::Link => {
-            let url = url.unwrap_or_else(|| place.clone());
-            format!("Open {url}, then confirm at {place} or with: {respond}")
-        }
-        HoldKind::Credential => format!("Give it at {place} or with: {respond}"),
+        HoldKind::Question | HoldKind::Form => format!("Answer with: {respond}"),
+        HoldKind::Link => match url {
+            Some(url) => format!("Open {url}, then confirm with: {respond}"),
+            None => format!("Confirm with: {respond}"),
+        },
+        HoldKind::Credential => format!("Give it with: {respond}"),
         // Approving a reconcile hold runs the action again: the person has to look at it first.
         HoldKind::Reconcile => {
-            format!("Look at it and decide with: statehold approvals show {id}")
+            format!("Look at it and decide with: statehold approvals show {id}{server}")
         }
         HoldKind::Approval => {
             let confirm = action.as_ref().and_then(confirm_option).unwrap_or_default();
             let call = action.as_ref().map(call_line).unwrap_or_default();
             format!(
-                "{call}Decide at {place} or with: statehold approvals approve {id}{confirm}\n\
-                 To refuse: statehold approvals reject {id}"
+                "{call}Decide with: statehold approvals approve {id}{confirm}{server}\n\
+                 To refuse: statehold approvals reject {id}{server}"
             )
         }
     }
+}
+
+/// The option that names the server on the command line, unless it is the default one.
+fn server_option(base: &str) -> String {
+    if base.is_empty() || base == DEFAULT_SERVER {
+        return String::new();
+    }
+    format!(" --url {base}")
 }
 
 /// The option that confirms an action of high risk on the command line.

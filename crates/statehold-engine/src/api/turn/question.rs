@@ -15,15 +15,70 @@ use crate::holds::{HoldDetail, HoldFilter};
 /// How many open holds of a session are read at a time.
 const PAGE: usize = 200;
 
-/// The only open question that the caller may answer with a message to this agent, with the turn that waits for
-/// it. None if there are several.
-pub(super) async fn only_question(
+/// Among how many open questions the one is looked for that a message answers.
+const QUESTIONS_MAX: usize = 8;
+
+/// Messages of people who believe that they decide an approval.
+const DECIDING_WORDS: [&str; 16] = [
+    "y",
+    "yes",
+    "yes please",
+    "ok",
+    "okay",
+    "approve",
+    "approved",
+    "i approve",
+    "confirm",
+    "confirmed",
+    "go ahead",
+    "do it",
+    "n",
+    "no",
+    "reject",
+    "deny",
+];
+
+/// The open questions that a caller may answer with a message to an agent.
+#[derive(Default)]
+pub(super) struct OpenQuestions {
+    /// The only one that the message fits, with the turn that waits for it.
+    pub(super) fitting: Option<(HoldDetail, RequestId)>,
+    /// All of them, oldest first, if the message does not answer one.
+    pub(super) unanswered: Vec<HoldDetail>,
+}
+
+/// Finds the open question that a message answers: the only one that it fits.
+pub(super) async fn open_questions(
     engine: &Engine,
     input: &TurnInput,
-) -> Result<Option<(HoldDetail, RequestId)>, EngineError> {
+) -> Result<OpenQuestions, EngineError> {
+    let asked = asked_questions(engine, input).await?;
+    let mut fitting = Vec::new();
+    if asked.len() <= QUESTIONS_MAX {
+        for (at, (question, _)) in asked.iter().enumerate() {
+            if fits_question(question, &input.message).await {
+                fitting.push(at);
+            }
+        }
+    }
+    let (mut asked, mut found) = (asked, OpenQuestions::default());
+    match fitting.as_slice() {
+        [only] => found.fitting = Some(asked.swap_remove(*only)),
+        _ => found.unanswered = asked.into_iter().map(|(question, _)| question).collect(),
+    }
+    Ok(found)
+}
+
+/// The open questions that the caller may answer, each with the turn that waits for it: one more than
+/// [`QUESTIONS_MAX`] at most.
+async fn asked_questions(
+    engine: &Engine,
+    input: &TurnInput,
+) -> Result<Vec<(HoldDetail, RequestId)>, EngineError> {
     let state = engine.durable_state(input.session).await?;
+    let mut asked = Vec::new();
     if state.holds.is_empty() {
-        return Ok(None);
+        return Ok(asked);
     }
     let open = HoldFilter {
         session: Some(input.session),
@@ -32,24 +87,52 @@ pub(super) async fn only_question(
         ..HoldFilter::default()
     };
     let caller = &input.call.caller;
-    let (mut after, mut only) = (None, None);
+    let mut after = None;
     loop {
         let page = engine.holds(caller, &open, after, PAGE).await?;
         for detail in page.entries {
             let takes_text =
                 detail.why_not.is_none() && detail.hold.allowed.contains(&DecisionKind::Respond);
             let root = asking_turn(&detail, input).filter(|_| takes_text);
-            if let Some(root) = root
-                && only.replace((detail, root)).is_some()
-            {
-                return Ok(None);
+            asked.extend(root.map(|root| (detail, root)));
+            if asked.len() > QUESTIONS_MAX {
+                return Ok(asked);
             }
         }
         after = page.next;
         if after.is_none() {
-            return Ok(only);
+            return Ok(asked);
         }
     }
+}
+
+/// The oldest approval that a turn of the agent waits for, if the message sounds like a decision. Words decide
+/// nothing, and their sender should learn that.
+pub(super) async fn spoken_to_approval(
+    engine: &Engine,
+    input: &TurnInput,
+) -> Result<Option<HoldDetail>, EngineError> {
+    if !sounds_like_decision(&input.message.text) {
+        return Ok(None);
+    }
+    let state = engine.durable_state(input.session).await?;
+    if state.holds.is_empty() {
+        return Ok(None);
+    }
+    let open = HoldFilter {
+        session: Some(input.session),
+        kind: Some(HoldKind::Approval),
+        order: HoldOrder::Oldest,
+        ..HoldFilter::default()
+    };
+    let page = engine.holds(&input.call.caller, &open, None, QUESTIONS_MAX);
+    let mut holds = page.await?.entries.into_iter();
+    Ok(holds.find(|hold| asking_turn(hold, input).is_some()))
+}
+
+fn sounds_like_decision(text: &str) -> bool {
+    let text = text.trim().trim_end_matches(['.', '!']).to_lowercase();
+    DECIDING_WORDS.contains(&text.as_str())
 }
 
 /// The turn that waits for a question, if it is a turn of the agent, and of the task, that the call names.
@@ -60,7 +143,7 @@ fn asking_turn(question: &HoldDetail, input: &TurnInput) -> Option<RequestId> {
 }
 
 /// Whether a message can answer a question: it is a text, and fits the response schema.
-pub(super) async fn fits_question(question: &HoldDetail, message: &UserMessage) -> bool {
+async fn fits_question(question: &HoldDetail, message: &UserMessage) -> bool {
     if !message.files.is_empty() {
         return false;
     }
@@ -103,6 +186,16 @@ fn listed(schema: &Value) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_decision_is_heard_and_a_sentence_is_not() {
+        for text in ["yes", " Yes! ", "OK.", "Go ahead"] {
+            assert!(sounds_like_decision(text), "{text}");
+        }
+        for text in ["", "yes, and then list the users", "approve R1.h1", "note"] {
+            assert!(!sounds_like_decision(text), "{text}");
+        }
+    }
 
     #[test]
     fn a_schema_lists_its_choices_and_nothing_else() {

@@ -4,15 +4,15 @@
 //! by a keyed digest of their message, so the last messages of a call name the sessions that it may continue.
 //! A session fits if the messages of the call, read backwards, are the end of what the client was told in it.
 
+mod client_transcript;
 mod compare;
 mod message;
-mod told;
 
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::principal::Principal;
 use statehold_core::session::Owner;
 
-use self::told::ToldSession;
+use self::client_transcript::ClientTranscript;
 use super::DeliveryLog;
 use super::search::CONTINUED_MS;
 use crate::caller::Caller;
@@ -48,8 +48,13 @@ pub(super) enum RecalledSession {
 
 /// How the conversation of a call fits a session.
 enum Fit {
-    /// The client knows everything that was said, and has the whole answer of this turn.
-    Head(Option<RequestId>),
+    /// The client knows everything that was said.
+    Head {
+        /// The last turn, if the client has the whole answer.
+        answered: Option<RequestId>,
+        /// Turns that the client knows as paused, and that have ended since.
+        unheard: Vec<RequestId>,
+    },
     /// The session has later turns. It had this revision before the first of them.
     Past(u64),
 }
@@ -78,6 +83,14 @@ impl Rank {
         coverage: Coverage::Whole,
         is_past: false,
     };
+}
+
+/// The sessions that were compared so far.
+struct Comparison {
+    compared: usize,
+    /// The bytes of the messages that were read.
+    bytes: usize,
+    best: Option<(Rank, SessionId, Fit)>,
 }
 
 /// Looks for the session of one call.
@@ -115,39 +128,78 @@ impl Recall<'_> {
         if let Some(session) = self.find_repeated(&mut bytes).await? {
             return Ok(RecalledSession::Known(session));
         }
+        let mut search = Comparison {
+            compared: 0,
+            bytes,
+            best: None,
+        };
         let earlier = &self.conversation.earlier;
-        let (mut compared, mut best): (usize, Option<(Rank, SessionId, Fit)>) = (0, None);
         let users = (0..earlier.len()).rev().filter(|at| earlier[*at].is_users);
+        let mut common = Vec::new();
         for at in users.take(LOOKED_UP_MAX) {
-            for (session, request) in self.requests_with(&earlier[at]).await? {
-                compared += 1;
-                let is_best = best.as_ref().is_some_and(|(rank, ..)| *rank == Rank::BEST);
-                if compared > CANDIDATES_MAX || bytes >= CALL_BYTES_MAX || is_best {
-                    break;
-                }
-                let fit = self.fit(session, request, at, &mut bytes).await;
-                // Among equal ones the newest wins.
-                if let Some((rank, fit)) = unless_gone(fit)?
-                    && best.as_ref().is_none_or(|(known, ..)| rank < *known)
-                {
-                    best = Some((rank, session, fit));
-                }
+            let candidates = self.requests_with(&earlier[at]).await?;
+            if candidates.len() == CANDIDATES_MAX {
+                // Such a message names too many sessions; an earlier one may name fewer.
+                common.push((at, candidates));
+                continue;
             }
-            if best.is_some() {
+            let last = common.first().map_or(at, |(last, _)| *last);
+            self.compare(&mut search, last, candidates).await?;
+            if search.best.is_some() {
                 break;
             }
         }
+        for (at, candidates) in common {
+            if search.best.is_some() {
+                break;
+            }
+            self.compare(&mut search, at, candidates).await?;
+        }
+        let best = search.best;
         Ok(match best {
-            Some((_, session, Fit::Head(answered))) => {
-                // An earlier process may have delivered the answer that the client carries.
+            Some((_, session, Fit::Head { answered, unheard })) => {
+                // An earlier process may have delivered the answer that the client carries, and not those that
+                // it does not carry.
                 if let Some(request) = answered {
                     self.log.note_sent(session, request);
+                }
+                for request in unheard {
+                    self.log.owe_paused(session, request);
                 }
                 RecalledSession::Known(session)
             }
             Some((_, session, Fit::Past(revision))) => RecalledSession::Fork(session, revision),
             None => RecalledSession::New,
         })
+    }
+
+    /// Compares the conversation with the sessions of requests, in which the message `at` began that request or a
+    /// later one.
+    async fn compare(
+        &self,
+        search: &mut Comparison,
+        at: usize,
+        candidates: Vec<(SessionId, RequestId)>,
+    ) -> Result<(), EngineError> {
+        for (session, request) in candidates {
+            search.compared += 1;
+            let is_best = search
+                .best
+                .as_ref()
+                .is_some_and(|(rank, ..)| *rank == Rank::BEST);
+            let is_enough = search.compared > CANDIDATES_MAX || search.bytes >= CALL_BYTES_MAX;
+            if is_enough || is_best {
+                break;
+            }
+            let fit = self.fit(session, request, at, &mut search.bytes).await;
+            // Among equal ones the newest wins.
+            if let Some((rank, fit)) = unless_gone(fit)?
+                && search.best.as_ref().is_none_or(|(known, ..)| rank < *known)
+            {
+                search.best = Some((rank, session, fit));
+            }
+        }
+        Ok(())
     }
 
     /// The session that has received the same call before, if its turn is live, its answer is owed, or it
@@ -166,7 +218,8 @@ impl Recall<'_> {
         Ok(None)
     }
 
-    /// Whether a request with the new message is the turn of an earlier attempt of this call.
+    /// Whether a request with the new message is the turn of an earlier attempt of this call, or of another one
+    /// that was sent at the same time.
     async fn is_repeat(
         &self,
         session: SessionId,
@@ -174,41 +227,56 @@ impl Recall<'_> {
         bytes: &mut usize,
     ) -> Result<bool, EngineError> {
         let earlier = &self.conversation.earlier;
-        let Some((mut told, turn)) = self.told(session, request, earlier, bytes).await? else {
+        let Some((mut transcript, turn)) =
+            self.transcript(session, request, earlier, bytes).await?
+        else {
             return Ok(false);
         };
-        let follows_same = if earlier.iter().any(|message| message.is_users) {
-            told.precedes(turn, earlier).await?.is_some()
+        let has_users = earlier.iter().any(|message| message.is_users);
+        let follows_same = if has_users {
+            transcript.precedes(turn, earlier).await?.is_some()
         } else {
-            // A first message repeats another one only if nothing else was said.
-            told.is_whole && told.turns.len() == 1
+            transcript.is_whole && turn == 0
         };
-        Ok(follows_same && !told.is_guess && told.is_unanswered(turn).await?)
+        if !follows_same || transcript.is_guess {
+            return Ok(false);
+        }
+        let last = transcript.turns[turn].last;
+        let delivered = self.log.delivered_since(session, self.conversation.arrived);
+        if delivered.contains(&last) {
+            return Ok(true);
+        }
+        // A first message repeats another one only if nothing else was said.
+        let may_repeat = has_users || transcript.turns.len() == 1;
+        Ok(may_repeat && transcript.is_unanswered(turn).await?)
     }
 
     /// The end of a session that the caller may continue, and the turn of a request in it. None if there is no
     /// such turn.
-    async fn told(
+    async fn transcript(
         &self,
         session: SessionId,
         request: RequestId,
         older: &[CarriedMessage],
         bytes: &mut usize,
-    ) -> Result<Option<(ToldSession<'_>, usize)>, EngineError> {
+    ) -> Result<Option<(ClientTranscript<'_>, usize)>, EngineError> {
         let authorised = self.engine.authorise(self.caller, session, &Act::Start);
         authorised.await?;
         if self.engine.durable_state(session).await?.closed {
             return Ok(None);
         }
         let older = older.iter().filter(|message| message.is_users).count();
-        let mut told = ToldSession::new(self, session);
-        *bytes += told.read(request, older.min(EXCHANGES_MAX)).await?;
-        let turn = told.turns.iter().position(|turn| turn.request == request);
-        Ok(turn.map(|turn| (told, turn)))
+        let mut transcript = ClientTranscript::new(self, session);
+        *bytes += transcript.read(request, older.min(EXCHANGES_MAX)).await?;
+        let turn = transcript
+            .turns
+            .iter()
+            .position(|turn| turn.request == request);
+        Ok(turn.map(|turn| (transcript, turn)))
     }
 
-    /// How the conversation fits a session in which the message `at` began a request, and how well. Adds the
-    /// bytes of the messages it reads to `bytes`.
+    /// How the conversation fits a session in which the message `at` began a request or a later one, and how well.
+    /// Adds the bytes of the messages it reads to `bytes`.
     async fn fit(
         &self,
         session: SessionId,
@@ -217,23 +285,35 @@ impl Recall<'_> {
         bytes: &mut usize,
     ) -> Result<Option<(Rank, Fit)>, EngineError> {
         let earlier = &self.conversation.earlier;
-        let told = self.told(session, request, &earlier[..at], bytes).await?;
-        let Some((mut told, turn)) = told else {
+        let transcript = self
+            .transcript(session, request, &earlier[..at], bytes)
+            .await?;
+        let Some((mut transcript, first)) = transcript else {
             return Ok(None);
         };
-        if !told.follows(turn, &earlier[at + 1..]).await? {
-            return Ok(None);
+        let begins = |turn: &usize| transcript.turns[*turn].input == earlier[at];
+        let turns: Vec<usize> = if begins(&first) {
+            vec![first]
+        } else {
+            let newest = (first + 1..transcript.turns.len()).rev();
+            newest.filter(begins).take(LOOKED_UP_MAX).collect()
+        };
+        for turn in turns {
+            if !transcript.follows(turn, &earlier[at + 1..]).await? {
+                continue;
+            }
+            let Some(coverage) = transcript.precedes(turn, &earlier[..at]).await? else {
+                continue;
+            };
+            let fit = transcript.fit_after(turn).await?;
+            let rank = Rank {
+                is_guess: transcript.is_guess,
+                coverage,
+                is_past: matches!(fit, Fit::Past(_)),
+            };
+            return Ok(Some((rank, fit)));
         }
-        let Some(coverage) = told.precedes(turn, &earlier[..at]).await? else {
-            return Ok(None);
-        };
-        let fit = told.fit_after(turn).await?;
-        let rank = Rank {
-            is_guess: told.is_guess,
-            coverage,
-            is_past: matches!(fit, Fit::Past(_)),
-        };
-        Ok(Some((rank, fit)))
+        Ok(None)
     }
 }
 

@@ -13,7 +13,7 @@ use statehold_core::request::RequestOutcome;
 use statehold_core::time::Timestamp;
 use statehold_store::{HoldOrder, SessionSummary};
 
-use super::question::{choices, fits_question, only_question};
+use super::question::{OpenQuestions, choices, open_questions, spoken_to_approval};
 use super::{
     AgentReply, DeliveryLog, EarlierAnswer, StartedTurn, TurnDecision, TurnInput, as_client,
 };
@@ -67,8 +67,10 @@ pub(super) struct TurnSearch<'a> {
     decided: Option<Vec<HoldDetail>>,
     /// The failed turn that a new turn continues, and its task.
     pub(super) continues: Option<(TaskId, RequestId)>,
-    /// The open question that the message does not fit.
-    pub(super) unanswered: Option<HoldDetail>,
+    /// The open questions that the message does not answer.
+    pub(super) unanswered: Vec<HoldDetail>,
+    /// The open approval that the sender of the message may believe to decide by it.
+    pub(super) undecided: Option<HoldDetail>,
 }
 
 impl<'a> TurnSearch<'a> {
@@ -89,7 +91,8 @@ impl<'a> TurnSearch<'a> {
             summary,
             decided: None,
             continues: None,
-            unanswered: None,
+            unanswered: Vec::new(),
+            undecided: None,
         })
     }
 
@@ -107,16 +110,16 @@ impl<'a> TurnSearch<'a> {
                 return Ok(Some((answered, true)));
             }
         }
-        let question = if input.decides_elsewhere {
-            None
+        let questions = if input.decides_elsewhere {
+            OpenQuestions::default()
         } else {
-            only_question(engine, input).await?
+            open_questions(engine, input).await?
         };
-        if let Some((question, root)) = question {
-            if !fits_question(&question, &input.message).await {
-                self.unanswered = Some(question);
-                return self.repeated().await;
-            }
+        self.unanswered = questions.unanswered;
+        if questions.fitting.is_none() && self.unanswered.is_empty() && !input.decides_elsewhere {
+            self.undecided = spoken_to_approval(engine, input).await?;
+        }
+        if let Some((question, root)) = questions.fitting {
             let detail = engine.request(&self.reader, root).await?;
             let is_answer = self.is_answer(&question, &detail).await?;
             if is_answer {
@@ -393,8 +396,18 @@ impl<'a> TurnSearch<'a> {
         }
         let mut owed: Vec<(RequestId, bool)> = log.owed_in(session);
         if log.predates(self.summary.created_at) {
-            let before = self.turns_before_start().await?;
+            let mut before = self.turns_before_start().await?;
+            before.retain(|request| !owed.iter().any(|(known, _)| known == request));
             owed.extend(before.into_iter().map(|request| (request, false)));
+        }
+        for request in log.delivered_since(session, self.input.arrived) {
+            let detail = self.of_log(request).await?;
+            let detail = detail.filter(|detail| self.is_meant(detail));
+            if let Some(detail) = detail
+                && self.may_be_repeat(&detail).await?
+            {
+                return Ok(Some((request, true)));
+            }
         }
         let mut unwanted = Vec::new();
         for (request, was_paused) in owed.into_iter().rev() {

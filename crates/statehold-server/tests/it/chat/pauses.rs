@@ -77,8 +77,8 @@ async fn people_who_may_decide_read_the_action_and_a_command_that_names_the_hold
     let expected = format!(
         "helper waits for a decision: Delete user 7. He left.\nFor good. ({id})\n\n\
          It would call delete_user with {{\"user_id\":7,\"note\":\"\\u{{202e}}x\"}}\n\
-         Decide at http://{address}/v1/holds/{id} or with: statehold approvals approve {id} \
-         --confirm \"user 7\"\nTo refuse: statehold approvals reject {id}\n\
+         Decide with: statehold approvals approve {id} --confirm \"user 7\" --url http://{address}\n\
+         To refuse: statehold approvals reject {id} --url http://{address}\n\
          The answer of the agent comes with your next message after that."
     );
     assert_eq!(content(&answer), expected);
@@ -102,7 +102,13 @@ async fn what_somebody_types_never_approves() {
             let request = scene.claim().await;
             assert_eq!(request["input"], said);
             scene.complete(&request, "I heard that").await;
-            assert_eq!(content(&finished(call).await), "I heard that");
+            let hint = format!(
+                "(Messages here decide nothing; helper still waits for a decision: Pay? ({}))\n\n",
+                text(&hold, "id")
+            );
+            let hint = if said == "R1.h1" { "" } else { &hint };
+            let told = content(&finished(call).await);
+            assert_eq!(told, format!("{hint}I heard that"));
         }
         let path = format!("/v1/holds/{}", text(&hold, "id"));
         let boss = scene.rig.key(&["approver"]).await;
@@ -308,20 +314,27 @@ async fn what_is_no_answer_begins_a_turn() {
             .await
             .ok(200);
     }
-    // Of two questions nobody can say which one is meant.
+    // A message that fits two questions answers neither.
     let call = scene.say("two");
     let asking = scene.claim().await;
+    let mut asked = Vec::new();
     for title in ["Here?", "There?"] {
-        scene
-            .ask(&asking, json!({"kind": "question", "title": title}))
-            .await;
+        let question = json!({"kind": "question", "title": title});
+        asked.push(text(&scene.ask(&asking, question).await, "id"));
     }
     finished(call).await.ok(200);
     let call = scene.say("Ohio");
     let request = scene.claim().await;
     assert_eq!(request["input"], "Ohio");
     scene.complete(&request, "Which?").await;
-    finished(call).await.ok(200);
+    let [here, there] = asked.as_slice() else {
+        panic!("two questions: {asked:?}");
+    };
+    let line = format!(
+        "(helper still waits for answers: Here? ({here}), There? ({there}). Answer each with: statehold \
+         approvals respond ID)\n\nWhich?"
+    );
+    assert_eq!(content(&finished(call).await), line);
     // A message with a file is more than an answer; one with a schema that takes text is one.
     let scene = Scene::new().await;
     let call = scene.say("city?");
@@ -395,6 +408,41 @@ async fn an_open_question_is_named_in_one_line_while_its_user_talks_about_someth
         scene.complete(&request, "Bye").await;
         assert_eq!(content(&finished(call).await), "Bye");
     }
+}
+
+#[tokio::test]
+async fn a_message_answers_the_only_question_that_it_fits() {
+    let scene = Scene::new().await;
+    let call = scene.say("weather?");
+    let asking = scene.claim().await;
+    for (title, choices) in [
+        ("Which Springfield?", ["Illinois", "Ohio"]),
+        ("Which unit?", ["celsius", "fahrenheit"]),
+    ] {
+        let schema = json!({ "enum": choices });
+        let hold = json!({"kind": "question", "title": title, "response_schema": schema});
+        scene.ask(&asking, hold).await;
+    }
+    finished(call).await.ok(200);
+    let path = format!("/v1/requests/{}", text(&asking, "id"));
+    let call = scene.say("celsius");
+    crate::rig::until("one is answered", || async {
+        let open = scene.ann.get("/v1/holds").await.ok(200);
+        (open["holds"].as_array().expect("a list").len() == 1).then_some(())
+    })
+    .await;
+    // The turn waits for the other one.
+    let told = content(&finished(call).await);
+    assert!(told.contains("Which Springfield?"), "{told}");
+    let call = scene.say("Ohio");
+    crate::rig::until("both are answered", || async {
+        let seen = scene.helper.get(&path).await.ok(200);
+        (seen["status"] == "running").then_some(())
+    })
+    .await;
+    scene.complete(&asking, "Sunny").await;
+    assert_eq!(content(&finished(call).await), "Sunny");
+    assert_eq!(scene.turns().await, 1);
 }
 
 #[tokio::test]

@@ -3,6 +3,8 @@
 
 use serde_json::{Value, json};
 use statehold_core::ids::RequestId;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::{COMPLETIONS, ChatStream, Scene, content, finished, refused, setup};
@@ -820,4 +822,104 @@ impl Scene {
         let inputs = exchanges.map(|exchange| text(&exchange["items"][0], "content"));
         inputs.collect()
     }
+}
+
+/// Sends the head of a call, and waits until the server asks for the body.
+async fn begin_call(window: &Window, headers: &str) -> TcpStream {
+    let (who, body) = (&window.who, window.body().to_string());
+    let key = who.key.as_deref().expect("a key");
+    let head = format!(
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n{headers}\
+         content-type: application/json\r\ncontent-length: {}\r\nexpect: 100-continue\r\n\
+         connection: close\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(who.address).await.expect("a connection");
+    stream.write_all(head.as_bytes()).await.expect("it is sent");
+    let mut go_on = [0; 25];
+    stream.read_exact(&mut go_on).await.expect("an answer");
+    assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream
+}
+
+/// Sends the body of a call that was begun, and reads the answer.
+async fn end_call(mut call: TcpStream, window: &Window) -> String {
+    let body = window.body().to_string();
+    call.write_all(body.as_bytes()).await.expect("it is sent");
+    let mut answer = String::new();
+    let read = call.read_to_string(&mut answer);
+    let read = tokio::time::timeout(std::time::Duration::from_secs(20), read).await;
+    read.expect("an answer in time").expect("an answer");
+    answer
+}
+
+#[tokio::test]
+async fn a_call_that_was_sent_before_the_answer_left_is_the_same_call() {
+    let scene = Scene::new().await;
+    let in_session = format!("x-statehold-session: {}\r\n", scene.session);
+    let mut window = Window::of(&scene.ann);
+    for (turn, said) in ["pay 5", "pay 6"].into_iter().enumerate() {
+        window.user(said);
+        for headers in ["", &in_session] {
+            let repeated = begin_call(&window, headers).await;
+            let first = begin_call(&window, headers).await;
+            let window_of_first = window.clone();
+            let call = tokio::spawn(async move { end_call(first, &window_of_first).await });
+            let request = scene.claim().await;
+            scene.complete(&request, "paid").await;
+            let first = call.await.expect("the call is made");
+            assert!(first.contains("paid"), "{first}");
+            let again = end_call(repeated, &window).await;
+            assert!(again.contains(&text(&request, "id")), "{turn}: {again}");
+        }
+        let work = json!({"agent": "helper", "wait_seconds": 0});
+        let left = scene.helper.post("/v1/work/claim", &work).await.ok(200);
+        assert_eq!(left["requests"], json!([]), "it was paid twice");
+        // The same words after the answer are another turn.
+        let call = window.send();
+        let request = scene.claim().await;
+        scene.complete(&request, "paid again").await;
+        assert_eq!(content(&finished(call).await), "paid again");
+        window.assistant("paid");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_from_before_a_restart_comes_with_the_next_message_of_a_client_without_it() {
+    let mut scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
+    let mut window = Window::of(&scene.ann);
+    let call = window.user("pay 5").send();
+    let paying = scene.claim().await;
+    let hold = scene.ask_approval(&paying).await;
+    let first = window.show(call).await;
+    scene.approve(&hold).await;
+    scene.complete(&paying, "paid 5").await;
+    for expected in ["paid 5\n\nyes", "yes", "yes"] {
+        scene = scene.restarted().await;
+        window.who = scene.ann.clone();
+        let call = window.user("done?").send();
+        let request = scene.claim().await;
+        scene.complete(&request, "yes").await;
+        let answer = finished(call).await;
+        assert_eq!(content(&answer), expected);
+        assert_eq!(session_of(&answer), first);
+        window.assistant(expected);
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_is_found_by_a_rare_line_if_its_last_one_is_in_many_others() {
+    let scene = Scene::new().await;
+    let mut window = Window::of(&scene.ann);
+    window.turn(&scene, "my card is 1234", "noted").await;
+    let first = window.turn(&scene, "thanks", "welcome").await;
+    for n in 0..40 {
+        let mut other = Window::of(&scene.ann);
+        other
+            .turn(&scene, &format!("my card is {n}"), "noted")
+            .await;
+        other.turn(&scene, "thanks", "welcome").await;
+    }
+    let session = window.turn(&scene, "what is my card?", "1234").await;
+    assert_eq!(session, first);
 }

@@ -40,6 +40,9 @@ pub(super) struct IdPart {
     end: String,
 }
 
+/// So many digits may be the end of an id, without dots before them.
+const END_DIGITS_MIN: usize = 6;
+
 impl IdPart {
     /// Parses the beginning of an id, or its beginning and its end with dots in between, as tables
     /// print it.
@@ -72,9 +75,14 @@ impl IdPart {
         let digits = id.strip_prefix(kind.prefix());
         self.kind.is_none_or(|wanted| wanted == kind)
             && digits.is_some_and(|digits| {
-                digits.len() >= self.start.len() + self.end.len()
+                let spans = digits.len() >= self.start.len() + self.end.len()
                     && digits.starts_with(&self.start)
-                    && digits.ends_with(&self.end)
+                    && digits.ends_with(&self.end);
+                // People copy the end of a short form without its dots.
+                let is_end = self.end.is_empty()
+                    && self.start.len() >= END_DIGITS_MIN
+                    && digits.ends_with(&self.start);
+                spans || is_end
             })
     }
 }

@@ -51,6 +51,7 @@ async fn turn() -> TurnHandle {
         credential: None,
         config: None,
         decides_elsewhere: false,
+        arrived: std::time::Instant::now(),
     };
     let log = Arc::new(DeliveryLog::new(engine.now()));
     let opened = open_turn(&engine, &log, input, Vec::new()).await;

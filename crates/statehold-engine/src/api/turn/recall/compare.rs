@@ -3,14 +3,17 @@
 use statehold_core::ids::RequestId;
 use statehold_core::request::RequestOutcome;
 
+use super::client_transcript::{ClientTranscript, ClientTurn};
 use super::message::{CarriedMessage, plain};
-use super::told::{ToldSession, ToldTurn};
 use super::{CONTINUED_MS, Coverage, EXCHANGES_MAX, Fit, LOOKED_UP_MAX, Recall, is_open};
 use crate::api::turn::search::is_answered_by;
 use crate::bodies::{DecisionBody, parse, text_of};
 use crate::error::EngineError;
 
-impl ToldSession<'_> {
+/// Among how many of the newest turns of a session the answers are that a client may not have heard.
+const UNHEARD_MAX: usize = 8;
+
+impl ClientTranscript<'_> {
     /// Whether the client may know this text as the answer of a turn. None is no answer at all.
     async fn may_be_answer(
         &mut self,
@@ -18,7 +21,7 @@ impl ToldSession<'_> {
         text: Option<&str>,
     ) -> Result<bool, EngineError> {
         let Recall { engine, log, .. } = self.recall;
-        let ToldTurn { last, answer, .. } = &self.turns[turn];
+        let ClientTurn { last, answer, .. } = &self.turns[turn];
         let (request, answer) = (*last, answer.as_deref());
         if let (Some(answer), Some(text)) = (answer, text)
             && ends_with_paragraph(text, answer)
@@ -176,7 +179,42 @@ impl ToldSession<'_> {
             let started_by = detail.request.started_by();
             return Ok(Fit::Past(started_by.saturating_sub(1)));
         }
-        Ok(Fit::Head(self.answered_by(turn)))
+        Ok(Fit::Head {
+            answered: self.answered_by(turn),
+            unheard: self.unheard().await?,
+        })
+    }
+
+    /// The turns that an earlier process showed as paused, whose answer is in none of the messages of the client.
+    async fn unheard(&mut self) -> Result<Vec<RequestId>, EngineError> {
+        let Recall {
+            log, conversation, ..
+        } = self.recall;
+        let older = self.turns.iter().map(|turn| log.predates(turn.started_at));
+        let older: Vec<usize> = (0..)
+            .zip(older)
+            .filter(|(_, it)| *it)
+            .map(|(at, _)| at)
+            .collect();
+        let mut unheard = Vec::new();
+        for turn in older.into_iter().rev().take(UNHEARD_MAX) {
+            let Some(answer) = self.turns[turn].answer.clone() else {
+                continue;
+            };
+            let last = self.turns[turn].last;
+            if log.has_sent(last) || self.pauses_of(turn).await?.is_empty() {
+                continue;
+            }
+            let ended = self.detail(last).await?.request.ended();
+            let is_older = ended.is_some_and(|ended| log.predates(ended.ended_at));
+            let mut carried = conversation.earlier.iter();
+            let is_told =
+                carried.any(|message| !message.is_users && has_paragraphs(&message.text, &answer));
+            if is_older && !is_told {
+                unheard.push(self.turns[turn].request);
+            }
+        }
+        Ok(unheard)
     }
 
     /// Whether a turn is live, owes its answer, or failed a short time ago, and no other turn began since it ended.
@@ -215,6 +253,15 @@ fn ends_with_paragraph(text: &str, answer: &str) -> bool {
     before.is_some_and(|before| before.is_empty() || before.ends_with("\n\n"))
 }
 
+/// Whether a text has an answer in it, by itself or between other paragraphs.
+fn has_paragraphs(text: &str, answer: &str) -> bool {
+    text.match_indices(answer).any(|(at, _)| {
+        let (before, after) = (&text[..at], &text[at + answer.len()..]);
+        (before.is_empty() || before.ends_with("\n\n"))
+            && (after.is_empty() || after.starts_with("\n\n"))
+    })
+}
+
 /// Whether a text begins with the words about a pause, by themselves or after other paragraphs.
 fn has_pause(text: &str, pause: &str) -> bool {
     text.starts_with(pause) || text.contains(&format!("\n\n{pause}"))
@@ -235,9 +282,17 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_is_found_between_other_paragraphs() {
+        assert!(has_paragraphs("It is 4.", "It is 4."));
+        assert!(has_paragraphs("Done.\n\nIt is 4.\n\nAnd 5.", "It is 4."));
+        assert!(!has_paragraphs("It is 4. And 5.", "It is 4."));
+        assert!(!has_paragraphs("It is 4.x\n\nIt is 4.y", "It is 4."));
+    }
+
+    #[test]
     fn the_words_of_a_pause_count_at_the_beginning_of_a_paragraph() {
         let pause = "ums waits for a decision (R1.h1): Delete 7?";
-        assert!(has_pause(&format!("{pause}\nDecide at …"), pause));
+        assert!(has_pause(&format!("{pause}\nDecide with: …"), pause));
         assert!(has_pause(&format!("Done.\n\n{pause}"), pause));
         assert!(!has_pause(
             "ums waits for a decision (R2.h1): Delete 7?",

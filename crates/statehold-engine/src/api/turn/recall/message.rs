@@ -1,5 +1,7 @@
 //! Messages that a chat call carries, in the form in which they are compared.
 
+use std::time::Instant;
+
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
@@ -81,6 +83,8 @@ pub struct Conversation {
     pub context: Option<Raw>,
     /// The idempotency key of the turn, without its fingerprint.
     pub key: Option<Digest>,
+    /// When the call arrived.
+    pub arrived: Instant,
 }
 
 #[cfg(test)]

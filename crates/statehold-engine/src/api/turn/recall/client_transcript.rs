@@ -6,6 +6,7 @@ use serde_json::Value;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::{ItemKind, Role};
 use statehold_core::request::RequestOutcome;
+use statehold_core::time::Timestamp;
 use statehold_store::{HoldOrder, StoredItem};
 
 use super::Recall;
@@ -29,11 +30,12 @@ const BYTES_MAX: usize = 8 * 1024 * 1024;
 const HOLDS_MAX: usize = 200;
 
 /// A turn as its client was told it.
-pub(super) struct ToldTurn {
+pub(super) struct ClientTurn {
     pub(super) request: RequestId,
     /// The last request of the turn: another one, if it was continued after a failure.
     pub(super) last: RequestId,
     pub(super) input: CarriedMessage,
+    pub(super) started_at: Timestamp,
     /// Messages that the client brought along when the session began.
     pub(super) context: Vec<CarriedMessage>,
     pub(super) answer: Option<String>,
@@ -43,7 +45,7 @@ pub(super) struct ToldTurn {
 #[derive(Default)]
 struct TurnReader {
     /// Newest first.
-    turns: Vec<ToldTurn>,
+    turns: Vec<ClientTurn>,
     /// Answers whose input was not read yet.
     answers: BTreeMap<RequestId, String>,
 }
@@ -53,7 +55,7 @@ impl TurnReader {
         let request = item.placed.request;
         match (item.placed.item.kind, item.placed.item.role) {
             (ItemKind::Message, Some(Role::User)) => {
-                let mut turn = ToldTurn::of(item);
+                let mut turn = ClientTurn::of(item);
                 turn.answer = self.answers.remove(&request);
                 // The first message of a request is its input.
                 match self.turns.iter_mut().rfind(|turn| turn.request == request) {
@@ -75,7 +77,7 @@ impl TurnReader {
     }
 }
 
-impl ToldTurn {
+impl ClientTurn {
     fn of(item: &StoredItem) -> Self {
         let body: ItemBody = parse(item.body.as_deref());
         let text = body.content.as_deref().map(text_of).unwrap_or_default();
@@ -85,6 +87,7 @@ impl ToldTurn {
             request: item.placed.request,
             last: item.placed.request,
             input: CarriedMessage::by_user(&text, &files),
+            started_at: item.at,
             context: body.data.as_ref().map(context_in).unwrap_or_default(),
             answer: None,
         }
@@ -109,12 +112,12 @@ fn context_in(data: &Raw) -> Vec<CarriedMessage> {
 }
 
 /// The end of a session, as its client was told it.
-pub(super) struct ToldSession<'a> {
+pub(super) struct ClientTranscript<'a> {
     pub(super) recall: &'a Recall<'a>,
     reader: Caller,
     pub(super) session: SessionId,
     /// Oldest first.
-    pub(super) turns: Vec<ToldTurn>,
+    pub(super) turns: Vec<ClientTurn>,
     /// Whether the first of them is the first turn of the session.
     pub(super) is_whole: bool,
     /// Whether a message was taken for a part of an answer that an earlier process sent, which cannot be known.
@@ -127,7 +130,7 @@ pub(super) struct ToldSession<'a> {
     pauses: BTreeMap<usize, Vec<String>>,
 }
 
-impl<'a> ToldSession<'a> {
+impl<'a> ClientTranscript<'a> {
     pub(super) fn new(recall: &'a Recall<'a>, session: SessionId) -> Self {
         Self {
             recall,
