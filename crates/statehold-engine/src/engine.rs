@@ -304,6 +304,9 @@ impl Engine {
         if let Some(key) = self.inner.payload_keys.get(&owner) {
             return Ok(key);
         }
+        if let Some(key) = self.new_payload_key(&owner) {
+            return Ok(key);
+        }
         // A new key is written to disk before it is used.
         let keys = Arc::clone(&self.inner.payload_keys);
         let made = tokio::task::spawn_blocking(move || keys.get_or_create(&owner)).await;

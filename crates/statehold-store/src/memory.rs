@@ -142,6 +142,9 @@ impl Tables {
         self.require_free_key(&commit)?;
         let name = self.require_free_name(&commit)?;
         let shared = self.shared_after(&commit)?;
+        if let (Some(name), Some(owner)) = (&commit.new_user, &commit.after.owner) {
+            self.tenants.keep_user(owner, name)?;
+        }
 
         apply(&mut state, &entry.record);
         let (session, at, revision) = (commit.session(), entry.record.content.at, state.revision);

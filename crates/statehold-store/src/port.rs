@@ -89,6 +89,12 @@ pub enum StoreError {
         /// The revision it committed.
         revision: u64,
     },
+    /// The user whom a commit brings got another pseudonym in the meantime.
+    #[error("the new user is known as {known} now; try again")]
+    UserTaken {
+        /// The pseudonym.
+        known: UserId,
+    },
     /// The disk is full. Nothing was written; reads still work.
     #[error("the store is full; free some disk space, then try again")]
     Full,
@@ -136,6 +142,7 @@ impl StoreError {
             Self::Conflict { .. }
             | Self::SharedConflict { .. }
             | Self::TenantConflict { .. }
+            | Self::UserTaken { .. }
             | Self::Full
             | Self::Unavailable(_) => true,
             Self::NameTaken { .. }
@@ -169,8 +176,8 @@ pub type PendingCommit = Pin<Box<dyn Future<Output = Result<u64, StoreError>> + 
 /// hides no other, and note them in [`Store::damage`]. So does every read that fails because of damage.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Writes a commit: its record, payloads, projections, shared state and kept answer, all of
-    /// them or none.
+    /// Writes a commit: its record, payloads, projections, shared state, kept answer and new user, all
+    /// of them or none.
     ///
     /// After `Ok`, all of it survives a crash of this process and a loss of power. After an error
     /// nothing of it is there; a crash before the answer leaves all of it or nothing.
@@ -178,8 +185,8 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreError::Conflict`] if the session is at another revision or has another head, the
-    /// other conflicts if shared state, a name or an idempotency key has been taken in between. If
-    /// several apply: revision, key, name, shared state. [`StoreError::Unusable`] if a shared key
+    /// other conflicts if shared state, a name, an idempotency key or a user has been taken in between. If
+    /// several apply: revision, key, name, shared state, user. [`StoreError::Unusable`] if a shared key
     /// has a merge policy and no merged value.
     ///
     /// # Shared state

@@ -23,6 +23,7 @@ use crate::error::EngineError;
 use crate::guard::credentials::PendingCredential;
 use crate::guard::rights;
 use crate::locks::KeyLock;
+use crate::users::NewUser;
 
 /// A decided command that is not queued yet.
 pub(super) struct PreparedCommit {
@@ -30,6 +31,8 @@ pub(super) struct PreparedCommit {
     pub(super) body: Vec<u8>,
     pub(super) credential: Option<PendingCredential>,
     pub(super) key_lock: Option<Arc<KeyLock>>,
+    /// The user of a session that the commit creates, if the store does not have them yet.
+    pub(super) new_user: Option<NewUser>,
     /// Whether the store gets the commit together with the next one of the session.
     pub(super) is_delayed: bool,
 }
@@ -120,10 +123,16 @@ impl Engine {
             let credentials = &self.inner().credentials;
             credentials.keep((credential, &write.call.caller), command, &commit)
         });
+        let new_user = match (command, &commit.after.owner) {
+            (Command::CreateSession { .. }, Some(owner)) => self.inner().users.new_user(owner.user),
+            _ => None,
+        };
+        commit.new_user = new_user.as_ref().map(|new| new.name().to_owned());
         let mut ready = PreparedCommit {
             credential: credential.transpose()?,
             body: Vec::new(),
             key_lock: submission.key_lock.clone(),
+            new_user,
             is_delayed: write.is_delayed,
             commit,
         };
