@@ -26,8 +26,7 @@ use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
 pub use damage::{DamageCounts, DamageLog};
-pub(crate) use due::share;
-pub use due::{Due, DueKind};
+pub use due::{Due, DueKind, DuePage, DuePlace};
 pub use holds::{
     CallResult, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary,
     LineageStep,
@@ -522,9 +521,14 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
 
-    /// At most `limit` leases, holds and sessions that are due at `now` or earlier: first the earliest of
-    /// each user, then the second of each, and so on.
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
+    /// A page of the leases, holds and sessions that are due at `now` or earlier, in the order of their times,
+    /// behind a place of an earlier page. Reads at most `limit` rows of each kind, damaged ones included.
+    async fn due(
+        &self,
+        now: Timestamp,
+        after: Option<DuePlace>,
+        limit: usize,
+    ) -> Result<DuePage, StoreError>;
 
     /// The leases, holds and lives of these sessions that are due at the time given for each session.
     async fn due_in(&self, sessions: Vec<(SessionId, Timestamp)>) -> Result<Vec<Due>, StoreError>;

@@ -265,6 +265,7 @@ promises! {
         only_queued_requests_of_the_agent_are_claimable,
         live_work_of_an_agent_comes_in_pages,
         leases_and_deadlines_are_due_in_order,
+        deadlines_come_in_pages_that_have_each_of_them_once,
         only_running_leases_and_open_holds_are_due,
     }
     past {

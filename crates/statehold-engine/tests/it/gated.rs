@@ -17,10 +17,10 @@ use statehold_core::time::Timestamp;
 use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
-    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, HoldChange,
-    HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
-    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, DuePage, DuePlace,
+    HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
+    PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -612,8 +612,13 @@ impl Store for GatedStore {
         asked.claimable(tenant, agent, user, after, limit).await
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
-        self.asked().due(now, limit).await
+    async fn due(
+        &self,
+        now: Timestamp,
+        after: Option<DuePlace>,
+        limit: usize,
+    ) -> Result<DuePage, StoreError> {
+        self.asked().due(now, after, limit).await
     }
 
     async fn due_in(&self, sessions: Vec<(SessionId, Timestamp)>) -> Result<Vec<Due>, StoreError> {
