@@ -9,7 +9,6 @@ use statehold_core::decide::decide;
 use statehold_core::ids::RequestId;
 use statehold_core::principal::Actor;
 use statehold_core::record::Record;
-use statehold_core::request::Continuation;
 use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 use statehold_store::{Answer, Commit};
@@ -74,7 +73,8 @@ impl Engine {
         if let Command::StartRequest(start) = command
             && let Some(request) = start.continues
         {
-            loaded.continued = inner.continuation(state, request).await?;
+            let failed = inner.store.ended_request(request).await?;
+            loaded.continued = failed.and_then(|failed| failed.continuation());
         }
         if let Some(revision) = named.past {
             loaded.past = inner.past(state, revision).await?;
@@ -235,28 +235,6 @@ impl Inner {
             reach.insert(live.id, until);
         }
         reach
-    }
-
-    /// The facts that a request takes over from a failed one. None if a tool call of that may have run without a result.
-    async fn continuation(
-        &self,
-        state: &SessionState,
-        request: RequestId,
-    ) -> Result<Option<Continuation>, EngineError> {
-        let Some(ended) = self.store.ended_request(request).await? else {
-            return Ok(None);
-        };
-        let before = self.store.load_at(state.session, ended.ended_by - 1);
-        let before = before.await?;
-        let live = before
-            .as_ref()
-            .and_then(|state| state.requests.get(&request));
-        let live = live.filter(|live| live.calls.is_empty());
-        Ok(live.map(|live| Continuation {
-            memory: live.memory,
-            ran: live.ran,
-            request,
-        }))
     }
 
     /// The facts about an earlier revision of a session.
