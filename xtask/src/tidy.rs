@@ -234,18 +234,14 @@ fn check_todos(root: &Path, problems: &mut Vec<String>) -> Result<()> {
 /// Pages that name a test or a decision as evidence; each of them must exist.
 const EVIDENCE: [&str; 2] = ["docs/seeds.md", "docs/security.md"];
 
+/// How many attacks the page about security has a row for.
+const ATTACKS: usize = 40;
+
 fn check_evidence(root: &Path, problems: &mut Vec<String>) -> Result<()> {
-    let mut functions = BTreeSet::new();
+    let mut tests = BTreeSet::new();
     for folder in ["crates", "xtask"] {
         for file in files(&root.join(folder), "rs")? {
-            let source = std::fs::read_to_string(file)?;
-            let names = source.lines().filter_map(|line| {
-                let line = line.trim_start();
-                let line = line.strip_prefix("async ").unwrap_or(line);
-                let name = line.strip_prefix("fn ")?;
-                Some(name.split(['(', '<']).next()?.to_owned())
-            });
-            functions.extend(names.collect::<Vec<_>>());
+            tests.extend(tests_in(&std::fs::read_to_string(file)?));
         }
     }
     let decisions = decision_numbers(root)?;
@@ -255,7 +251,7 @@ fn check_evidence(root: &Path, problems: &mut Vec<String>) -> Result<()> {
         for word in text.split('`') {
             if let Some(test) = word.strip_prefix("test: ") {
                 named += 1;
-                if !functions.contains(test) {
+                if !tests.contains(test) {
                     problems.push(format!("{page} names the test `{test}`, which is gone"));
                 }
             } else if let Some(number) = word.strip_prefix("decision: ")
@@ -268,7 +264,40 @@ fn check_evidence(root: &Path, problems: &mut Vec<String>) -> Result<()> {
             problems.push(format!("{page} names no test at all"));
         }
     }
+    let page = std::fs::read_to_string(root.join("docs/security.md"))?;
+    for number in 1..=ATTACKS {
+        if !has_evidence(&page, number) {
+            let what = "names neither a test nor a reason for attack";
+            problems.push(format!("docs/security.md {what} {number}"));
+        }
+    }
     Ok(())
+}
+
+/// The names of the tests in a source file.
+fn tests_in(source: &str) -> BTreeSet<String> {
+    let (mut found, mut is_test) = (BTreeSet::new(), false);
+    for line in source.lines().map(str::trim_start) {
+        let function = line.strip_prefix("async ").unwrap_or(line);
+        if let Some(function) = function.strip_prefix("fn ") {
+            let name = function.split(['(', '<']).next();
+            found.extend(name.filter(|_| is_test).map(str::to_owned));
+            is_test = false;
+        } else if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
+            is_test = true;
+        }
+    }
+    found
+}
+
+/// Whether a row of the table of attacks has something in its second column.
+fn has_evidence(page: &str, number: usize) -> bool {
+    let begin = format!("| {number}. ");
+    let mut rows = page.lines().filter_map(|line| line.strip_prefix(&begin));
+    let evidence = |row: &str| row.split('|').nth(1).map(|text| text.trim().to_owned());
+    rows.next()
+        .and_then(evidence)
+        .is_some_and(|evidence| !evidence.is_empty())
 }
 
 fn decision_numbers(root: &Path) -> Result<BTreeSet<String>> {
@@ -337,6 +366,33 @@ fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tests_are_evidence() {
+        let source = "\
+#[test]
+fn first() {}
+
+fn helper() {}
+
+    #[tokio::test(start_paused = true)]
+    #[ignore = \"slow\"]
+    async fn second() {}
+";
+        let names: Vec<String> = tests_in(source).into_iter().collect();
+        assert_eq!(names, ["first", "second"]);
+    }
+
+    #[test]
+    fn an_attack_without_evidence_is_noticed() {
+        let page = "| 1. Read | `test: x` |\n| 2. Write |  |\n| 10. List | not yet |\n";
+        let found: Vec<bool> = [1, 2, 3, 10]
+            .map(|number| has_evidence(page, number))
+            .into();
+        assert_eq!(found, [true, false, false, true]);
+    }
+
     #[test]
     fn the_house_is_tidy() {
         let problems = super::problems().expect("the rules can be checked");

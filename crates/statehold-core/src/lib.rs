@@ -14,6 +14,7 @@ pub mod hold;
 pub mod ids;
 pub mod invariant;
 pub mod item;
+pub mod json_keys;
 pub mod limits;
 pub mod memory;
 pub mod merge;

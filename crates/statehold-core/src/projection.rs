@@ -15,7 +15,7 @@ use crate::ids::{HoldId, RequestId, TaskId};
 use crate::memory::{AgentPath, Memory};
 use crate::name::Name;
 use crate::record::{Event, Record};
-use crate::request::{LiveRequest, RequestOutcome};
+use crate::request::{Continuation, LiveRequest, RequestOutcome};
 use crate::session::SessionState;
 use crate::task::{Task, TaskStatus};
 use crate::time::Timestamp;
@@ -38,12 +38,36 @@ pub struct EndedRequest {
     /// The memory that it had from its start to its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
+    /// Whether a tool ran for it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ran: bool,
+    /// Whether a tool call of it may have run without a result.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub left_calls: bool,
     /// The record that started it.
     pub started_by: u64,
     /// The record that ended it.
     pub ended_by: u64,
     /// When it ended.
     pub ended_at: Timestamp,
+}
+
+impl EndedRequest {
+    /// The facts that a request takes over which continues this one. None if it did not fail, or a tool call of it
+    /// may have run without a result.
+    pub fn continuation(&self) -> Option<Continuation> {
+        let can_go_on = self.outcome == RequestOutcome::Failed && !self.left_calls;
+        can_go_on.then_some(Continuation {
+            memory: self.memory,
+            ran: self.ran,
+            request: self.id,
+        })
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// An exchange that a record ended.
@@ -141,6 +165,8 @@ pub fn project(before: &SessionState, record: &Record) -> (SessionState, Changes
                         parent: live.parent,
                         outcome: *outcome,
                         memory: live.memory,
+                        ran: live.ran,
+                        left_calls: !live.calls.is_empty(),
                         started_by: live.started_by,
                         ended_by: content.seq,
                         ended_at: content.at,

@@ -8,6 +8,8 @@ use statehold_core::name::Name;
 use statehold_core::principal::{Actor, Principal};
 use statehold_store::ApiKey;
 
+use crate::users::NewUser;
+
 /// A role of an API key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
@@ -96,6 +98,8 @@ pub struct Caller {
     pub roles: Roles,
     /// If set, the only user the caller may act for.
     pub user: Option<UserId>,
+    /// The same user, if the store does not have them yet.
+    pub new_user: Option<NewUser>,
     /// The agents the caller may work for; empty means any.
     pub agents: BTreeSet<Name>,
     /// The digest of the caller's API key. A call whose key ends while it waits does nothing more.
@@ -111,6 +115,7 @@ impl Caller {
             key_owner: None,
             roles: Roles::all(),
             user: None,
+            new_user: None,
             agents: BTreeSet::new(),
             key: None,
         }
@@ -129,6 +134,7 @@ impl Caller {
             key_owner: None,
             roles: Roles([worker].into()),
             user: None,
+            new_user: None,
             agents: BTreeSet::new(),
             key: None,
         }
@@ -145,6 +151,7 @@ impl Caller {
             key_owner: None,
             roles: Roles(key.roles.clone()),
             user: key.user,
+            new_user: None,
             agents: key.agents.clone(),
             key: Some(key.secret),
         }

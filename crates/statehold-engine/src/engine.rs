@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::audit::Audit;
 use crate::background::drafts::Drafts;
+use crate::background::due::DueWalk;
 use crate::background::session_time::SessionTimes;
 use crate::commit::auto_claim::OwnWorkers;
 use crate::commit::mailbox::Mailbox;
@@ -125,6 +126,7 @@ pub(crate) struct Inner {
     pub(crate) session_searches: Shares,
     pub(crate) own_workers: OwnWorkers,
     pub(crate) users: Users,
+    pub(crate) due_walk: DueWalk,
     /// All API keys, by the digest of their secret. Only this process changes them.
     pub(crate) api_keys: RwLock<HashMap<Digest, Arc<ApiKey>>>,
     /// When the next key in memory expires, in microseconds.
@@ -191,6 +193,7 @@ impl Engine {
             temps: Temps::default(),
             drafts: Arc::default(),
             users: Users::default(),
+            due_walk: DueWalk::default(),
             api_keys: RwLock::default(),
             next_key_end: AtomicI64::new(i64::MAX),
             ended_keys: Lock::default(),
@@ -302,6 +305,9 @@ impl Engine {
         owner: KeyOwner,
     ) -> Result<statehold_core::digest::PayloadKey, EngineError> {
         if let Some(key) = self.inner.payload_keys.get(&owner) {
+            return Ok(key);
+        }
+        if let Some(key) = self.new_payload_key(&owner) {
             return Ok(key);
         }
         // A new key is written to disk before it is used.

@@ -265,7 +265,8 @@ impl Engine {
     }
 }
 
-fn require_sound(new: &NewKey) -> Result<(), EngineError> {
+/// Refuses an invalid key.
+pub(crate) fn require_sound(new: &NewKey) -> Result<(), EngineError> {
     let invalid = |text: &str| Err(EngineError::Invalid(text.to_owned()));
     let has_name = |name: &String| {
         !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.chars().any(is_deceptive)

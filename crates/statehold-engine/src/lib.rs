@@ -66,3 +66,4 @@ pub use statehold_store::{
     StateValue, StoredItem, StoredRecord,
 };
 pub use swap::Swap;
+pub use users::NewUser;

@@ -14,6 +14,7 @@ use statehold_core::hold::{
 };
 use statehold_core::ids::{HoldId, IdMint, ItemId, RequestId, SessionId};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
+use statehold_core::json_keys::require_unique_keys;
 use statehold_core::name::Name;
 use statehold_core::number::{canonical_value, require_exact_arguments};
 use statehold_core::session::SessionState;
@@ -432,12 +433,12 @@ fn require_same(tool: &str, shown: &Value, recorded: &ItemBody) -> Result<(), En
     }
 }
 
-/// Parses JSON.
+/// Parses JSON that people decide about, or that they answer with. Refuses an object with the same key twice: a
+/// person would see one of the values, and a tool could take the other.
 pub(crate) fn parse_args(raw: &RawValue, path: &'static str) -> Result<Value, EngineError> {
-    serde_json::from_str(raw.get()).map_err(|error| EngineError::InvalidField {
-        path,
-        what: error.to_string(),
-    })
+    let invalid = |what| EngineError::InvalidField { path, what };
+    require_unique_keys(raw.get()).map_err(|error| invalid(error.to_string()))?;
+    serde_json::from_str(raw.get()).map_err(|error| invalid(error.to_string()))
 }
 
 pub(crate) fn raw(value: &Value) -> Raw {

@@ -9,7 +9,7 @@ use statehold_core::digest::PayloadKey;
 use statehold_core::ids::{HoldId, RequestId};
 use statehold_core::time::Timestamp;
 use statehold_store::hold_keys::HoldKey;
-use statehold_store::keys::{KeyOwner, KnownKeys};
+use statehold_store::keys::{KeyOwner, KnownKeys, UserKey};
 use statehold_store::{BoxError, StoreError};
 
 pub use statehold_store::hold_keys::HoldKeys;
@@ -101,14 +101,10 @@ impl KnownKeys for MemoryKeys {
 }
 
 impl PayloadKeys for MemoryKeys {
-    fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
+    fn keep(&self, owner: &KeyOwner, fresh: &UserKey) -> Result<PayloadKey, StoreError> {
         let mut keys = self.keys.lock();
-        if let Some(key) = keys.get(owner) {
-            return Ok(key.clone());
-        }
-        let key = PayloadKey::from_bytes(random()?);
-        keys.insert(owner.clone(), key.clone());
-        Ok(key)
+        let kept = keys.entry(owner.clone());
+        Ok(kept.or_insert_with(|| fresh.key().clone()).clone())
     }
 }
 

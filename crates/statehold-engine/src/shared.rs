@@ -4,7 +4,9 @@
 //! only for such writes, so that it has an order, a chain and idempotency keys. Lists omit keeper
 //! sessions.
 
-use statehold_core::command::Rejection;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use statehold_core::command::{Command, Rejection};
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, UserId};
 use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
@@ -17,12 +19,14 @@ use uuid::Uuid;
 
 use crate::api::session::{SessionInput, create_command};
 use crate::caller::{Caller, Role};
-use crate::commit::call::Call;
+use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::idempotency::digest;
+use crate::commit::payloads::Payloads;
 use crate::commit::write::{Authority, SessionWrite};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::{require_admin, require_any};
+use crate::users::NamedUser;
 
 /// Fails unless the caller may write the values of an app, or of a user in an app.
 pub(crate) fn require_shared_writer(
@@ -83,38 +87,51 @@ impl Engine {
         }
     }
 
-    /// A write to the keeper session, which is created if missing. Checks no rights: see
-    /// [`require_shared_writer`].
-    pub(crate) async fn write_shared<'a>(
-        &'a self,
-        call: &'a Call,
-        app: &Name,
-        user: Option<UserId>,
-    ) -> Result<SessionWrite<'a>, EngineError> {
-        let caller = &call.caller;
-        let (session, found) = self.find_keeper(&caller.tenant, app, user).await?;
+    /// Commits a direct write of shared state to its keeper session, which is created if missing. Checks no rights:
+    /// see [`require_shared_writer`].
+    pub(crate) async fn commit_shared<V: Serialize + DeserializeOwned + Send>(
+        &self,
+        call: &Call,
+        (app, user): (&Name, Option<&NamedUser>),
+        command: impl FnOnce(&mut Payloads) -> Command,
+        view: impl Fn(&DecidedCommit<'_>) -> Option<V> + Send + Sync,
+    ) -> Result<Receipt<V>, EngineError> {
+        let (tenant, id) = (&call.caller.tenant, user.map(|user| user.id));
+        let (session, found) = self.find_keeper(tenant, app, id).await?;
         let owner = Owner {
             agent: STATE_KEEPER.parse().expect("a fixed name is a name"),
             app: app.clone(),
-            tenant: caller.tenant.clone(),
-            user: user.unwrap_or(UserId::from_uuid(Uuid::nil())),
+            tenant: tenant.clone(),
+            user: id.unwrap_or(UserId::from_uuid(Uuid::nil())),
         };
         let mut write = SessionWrite::of_owner(self, call, session, &owner).await?;
-        if found.is_none() {
-            let creation = Call::by(caller.clone());
-            let mut first = SessionWrite {
-                call: &creation,
-                authority: Authority::Server,
-                ..write.clone()
-            };
-            let command = create_command(&owner, &SessionInput::default(), &mut first.payloads)?;
-            match first.commit_unseen(&command).await {
-                Ok(_) | Err(EngineError::Rejected(Rejection::SessionExists)) => {}
-                Err(error) => return Err(error),
-            }
-        }
         write.authority = Authority::SharedWriter;
-        Ok(write)
+        let command = command(&mut write.payloads);
+        if found.is_none() {
+            if user.is_some_and(|user| user.new.is_some()) {
+                write.require_first_write(&owner, &command).await?;
+            }
+            self.create_keeper(&write, &owner).await?;
+        }
+        write.commit(&command, view).await
+    }
+
+    async fn create_keeper(
+        &self,
+        write: &SessionWrite<'_>,
+        owner: &Owner,
+    ) -> Result<(), EngineError> {
+        let call = Call::by(write.call.caller.clone());
+        let mut creation = SessionWrite {
+            call: &call,
+            authority: Authority::Server,
+            ..write.clone()
+        };
+        let command = create_command(owner, &SessionInput::default(), &mut creation.payloads)?;
+        match creation.commit_unseen(&command).await {
+            Ok(_) | Err(EngineError::Rejected(Rejection::SessionExists)) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// A page of the values visible in a session, each under its full key: those of its app, then those of its

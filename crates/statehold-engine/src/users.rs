@@ -1,10 +1,16 @@
-//! A cache of users' names and pseudonyms, in front of the store.
+//! Names and pseudonyms of users: a cache in front of the store, and the users whom it does not have yet.
+//!
+//! A new user gets a pseudonym in memory. The store gets it with the commit of the first session that is theirs,
+//! so a call that is refused leaves nothing behind.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Weak};
 
+use statehold_core::digest::PayloadKey;
 use statehold_core::ids::{IdMint, Shard, UserId};
 use statehold_core::name::{Name, is_deceptive};
 use statehold_core::principal::Principal;
+use statehold_store::keys::{KeyOwner, UserKey};
 
 use crate::caller::Caller;
 use crate::engine::{Engine, entropy};
@@ -19,6 +25,73 @@ const HOT_USERS: usize = 50_000;
 #[derive(Debug, Default)]
 pub(crate) struct Users {
     known: Lock<UserCache>,
+    new: Arc<Lock<NewUsers>>,
+}
+
+/// The users whom calls in progress brought and the store does not have. A user is here as long as a call or a
+/// commit holds them, so that all calls in progress know a user by the same pseudonym.
+#[derive(Debug, Default)]
+struct NewUsers {
+    by_name: HashMap<(Name, String), Weak<Reservation>>,
+    by_id: HashMap<UserId, Weak<Reservation>>,
+}
+
+/// A user whom the store does not have yet, with their pseudonym. Equal if the pseudonyms are.
+#[derive(Clone)]
+pub struct NewUser(Arc<Reservation>);
+
+impl std::fmt::Debug for NewUser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Logs have pseudonyms only.
+        f.debug_tuple("NewUser").field(&self.id()).finish()
+    }
+}
+
+struct Reservation {
+    id: UserId,
+    tenant: Name,
+    name: String,
+    payload_key: UserKey,
+    all: Arc<Lock<NewUsers>>,
+}
+
+impl NewUser {
+    pub(crate) fn id(&self) -> UserId {
+        self.0.id
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.0.name
+    }
+}
+
+impl PartialEq for NewUser {
+    fn eq(&self, other: &Self) -> bool {
+        self.id() == other.id()
+    }
+}
+
+impl Eq for NewUser {}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut all = self.all.lock();
+        all.by_id.remove(&self.id);
+        let name = (self.tenant.clone(), std::mem::take(&mut self.name));
+        // Another call may have brought the user again meanwhile.
+        let is_gone = |held: &Weak<Self>| held.strong_count() == 0;
+        if all.by_name.get(&name).is_some_and(is_gone) {
+            all.by_name.remove(&name);
+        }
+    }
+}
+
+/// A user whom a call names. Keep it until the commits of the call are decided.
+#[derive(Debug, Clone)]
+pub(crate) struct NamedUser {
+    pub(crate) id: UserId,
+    /// Set if the store does not have the user.
+    pub(crate) new: Option<NewUser>,
 }
 
 #[derive(Debug, Default)]
@@ -28,6 +101,43 @@ struct UserCache {
 }
 
 impl Users {
+    /// The pseudonym of a user whom the store may not have: the one that another call in progress uses, or a new
+    /// one.
+    fn reserve(
+        &self,
+        tenant: &Name,
+        name: &str,
+        fresh: impl FnOnce() -> Result<UserId, EngineError>,
+    ) -> Result<NewUser, EngineError> {
+        let mut all = self.new.lock();
+        let key = (tenant.clone(), name.to_owned());
+        if let Some(held) = all.by_name.get(&key).and_then(Weak::upgrade) {
+            return Ok(NewUser(held));
+        }
+        let reservation = Arc::new(Reservation {
+            id: fresh()?,
+            tenant: tenant.clone(),
+            name: name.to_owned(),
+            payload_key: UserKey::fresh()?,
+            all: Arc::clone(&self.new),
+        });
+        all.by_id
+            .insert(reservation.id, Arc::downgrade(&reservation));
+        all.by_name.insert(key, Arc::downgrade(&reservation));
+        Ok(NewUser(reservation))
+    }
+
+    /// The new user behind a pseudonym. None once the store has them.
+    pub(crate) fn new_user(&self, id: UserId) -> Option<NewUser> {
+        let all = self.new.lock();
+        all.by_id.get(&id).and_then(Weak::upgrade).map(NewUser)
+    }
+
+    fn cached(&self, tenant: &Name, name: &str) -> Option<UserId> {
+        let known = self.known.lock();
+        known.ids.get(&(tenant.clone(), name.to_owned())).copied()
+    }
+
     fn note(&self, tenant: &Name, name: &str, id: UserId) {
         let mut known = self.known.lock();
         if known.names.len() >= HOT_USERS {
@@ -39,44 +149,78 @@ impl Users {
 }
 
 impl Engine {
-    /// The pseudonym of a user, created if the name is new.
+    /// The pseudonym of a user, stored if the name is new.
     ///
     /// # Errors
     ///
     /// If the name is invalid, or the store fails.
     pub async fn user_id(&self, tenant: &Name, name: &str) -> Result<UserId, EngineError> {
-        self.person_id(tenant, name, "user").await
+        let named = self.named_user(tenant, name, "user").await?;
+        self.store_user(tenant, &named).await
     }
 
-    /// The pseudonym of a person that a field of the input names, created if the name is new.
-    pub(crate) async fn person_id(
+    /// Stores a user who owns no session yet: a key names them.
+    pub(crate) async fn store_user(
+        &self,
+        tenant: &Name,
+        named: &NamedUser,
+    ) -> Result<UserId, EngineError> {
+        let Some(new) = &named.new else {
+            return Ok(named.id);
+        };
+        let inner = self.inner();
+        let name = new.name().to_owned();
+        let id = inner.store.intern_user(tenant.clone(), name, new.id());
+        let id = id.await?;
+        inner.users.note(tenant, new.name(), id);
+        Ok(id)
+    }
+
+    /// The user that a field of the input names. A user whom the store does not have is stored with the first
+    /// commit that is theirs.
+    pub(crate) async fn named_user(
         &self,
         tenant: &Name,
         name: &str,
         field: &str,
-    ) -> Result<UserId, EngineError> {
+    ) -> Result<NamedUser, EngineError> {
         require_user_name(name, field)?;
-        if let Some(id) = self.known_user(tenant, name).await? {
-            return Ok(id);
-        }
         let inner = self.inner();
-        let shard = Shard::of_owner(tenant.as_str(), "", name);
-        let mut mint = IdMint::new(inner.clock.now(), shard, entropy()?);
-        let fresh = UserId::from_uuid(mint.next_uuid());
-        let id = inner
-            .store
-            .intern_user(tenant.clone(), name.to_owned(), fresh)
-            .await?;
-        inner.users.note(tenant, name, id);
-        Ok(id)
+        if let Some(id) = inner.users.cached(tenant, name) {
+            return Ok(NamedUser { id, new: None });
+        }
+        // Reserved before the store is asked: a call that brought the same user either still holds the
+        // reservation, or its commit is durable and the store has the user.
+        let new = inner.users.reserve(tenant, name, || {
+            let shard = Shard::of_owner(tenant.as_str(), "", name);
+            let mut mint = IdMint::new(inner.clock.now(), shard, entropy()?);
+            Ok(UserId::from_uuid(mint.next_uuid()))
+        })?;
+        Ok(match self.known_user(tenant, name).await? {
+            Some(id) => NamedUser { id, new: None },
+            None => NamedUser {
+                id: new.id(),
+                new: Some(new),
+            },
+        })
     }
 
-    /// A pseudonym of a user that has none, for one call. It owns nothing.
-    pub(crate) fn unstored_user(&self, name: &str) -> Result<UserId, EngineError> {
-        require_user_name(name, "user")?;
-        let shard = Shard::of_owner("", "", name);
-        let mut mint = IdMint::new(self.inner().clock.now(), shard, entropy()?);
-        Ok(UserId::from_uuid(mint.next_uuid()))
+    /// The payload key of a user whom the store does not have yet. It is stored right before their first commit.
+    pub(crate) fn new_payload_key(&self, owner: &KeyOwner) -> Option<PayloadKey> {
+        let KeyOwner::User(user) = owner else {
+            return None;
+        };
+        let new = self.inner().users.new_user(*user)?;
+        Some(new.0.payload_key.key().clone())
+    }
+
+    /// Stores the payload key of a new user, before the first commit that needs it.
+    pub(crate) async fn store_payload_key(&self, new: &NewUser) -> Result<(), EngineError> {
+        let (keys, new) = (Arc::clone(&self.inner().payload_keys), new.clone());
+        let keep = move || keys.keep(&KeyOwner::User(new.id()), &new.0.payload_key);
+        let kept = tokio::task::spawn_blocking(keep).await;
+        kept.map_err(|_| EngineError::Stopping)??;
+        Ok(())
     }
 
     /// The pseudonym of a user, if the name is known.
@@ -90,10 +234,7 @@ impl Engine {
         name: &str,
     ) -> Result<Option<UserId>, EngineError> {
         let inner = self.inner();
-        let at_hand = {
-            let known = inner.users.known.lock();
-            known.ids.get(&(tenant.clone(), name.to_owned())).copied()
-        };
+        let at_hand = inner.users.cached(tenant, name);
         if at_hand.is_some() {
             return Ok(at_hand);
         }
@@ -122,6 +263,9 @@ impl Engine {
         let at_hand = inner.users.known.lock().names.get(&id).cloned();
         if let Some(name) = at_hand {
             return Ok(name);
+        }
+        if let Some(new) = inner.users.new_user(id) {
+            return Ok(new.name().to_owned());
         }
         match inner.store.user_name(id).await? {
             Some(name) => {

@@ -227,7 +227,7 @@ impl ChatCall {
         let mut asked = CallContext::from_request_parts(&mut parts, app).await?;
         let is_local = asked.caller.principal == Principal::Local;
         if let Some(user) = user.as_deref().filter(|_| !is_local) {
-            asked.caller = act_for(&app.engine, &asked.caller, user, false).await?;
+            asked.caller = act_for(&app.engine, &asked.caller, user).await?;
         }
         let CallerCredential(credential) =
             CallerCredential::from_request_parts(&mut parts, app).await?;

@@ -29,6 +29,8 @@ pub struct Commit {
     pub changes: Changes,
     /// The answer to keep for the idempotency key of the call.
     pub answer: Option<Answer>,
+    /// The name of the session's user, if this is the first commit that is theirs.
+    pub new_user: Option<String>,
     pub(crate) packed_record: Vec<u8>,
     pub(crate) packed_bodies: Vec<u8>,
     /// Payloads that are long enough to be stored once.
@@ -260,6 +262,7 @@ impl Commit {
             after,
             changes,
             answer: None,
+            new_user: None,
         })
     }
 
@@ -302,7 +305,8 @@ impl Commit {
             .chain(shared)
             .chain(private)
             .sum::<usize>();
-        self.packed_record.len() + self.packed_bodies.len() + payloads + answer + 512
+        let user = self.new_user.as_ref().map_or(0, String::len);
+        self.packed_record.len() + self.packed_bodies.len() + payloads + answer + user + 512
     }
 
     /// The session it belongs to.

@@ -56,20 +56,53 @@ pub trait KnownKeys: Send + Sync {
 
 /// The keys for payload digests and root signatures.
 pub trait PayloadKeys: KnownKeys + 'static {
-    /// The key of an owner, made if there is none. After `Ok` it survives a crash, so a digest never
-    /// outlives its key by accident. May block on disk.
+    /// Stores a key for an owner who has none, and returns the key that the owner has then. After `Ok` it
+    /// survives a crash, so a digest never outlives its key by accident. May block on disk.
+    ///
+    /// # Errors
+    ///
+    /// If the key cannot be stored.
+    fn keep(&self, owner: &KeyOwner, fresh: &UserKey) -> Result<PayloadKey, StoreError>;
+
+    /// The key of an owner, made and stored if there is none. May block on disk.
     ///
     /// # Errors
     ///
     /// If a new key cannot be stored.
-    fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError>;
+    fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
+        match self.get(owner) {
+            Some(key) => Ok(key),
+            None => self.keep(owner, &UserKey::fresh()?),
+        }
+    }
 }
 
 /// A key and its creation time.
 #[derive(Debug, Clone)]
-struct UserKey {
+pub struct UserKey {
     key: PayloadKey,
     since: Timestamp,
+}
+
+impl UserKey {
+    /// A new random key. No file has it until it is kept.
+    ///
+    /// # Errors
+    ///
+    /// If the operating system has no random bytes.
+    pub fn fresh() -> Result<Self, StoreError> {
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
+        Ok(Self {
+            key: PayloadKey::from_bytes(bytes),
+            since: now(),
+        })
+    }
+
+    /// The key itself.
+    pub fn key(&self) -> &PayloadKey {
+        &self.key
+    }
 }
 
 /// The keys of one data directory.
@@ -184,28 +217,21 @@ impl KnownKeys for KeyFile {
 }
 
 impl PayloadKeys for KeyFile {
-    fn get_or_create(&self, owner: &KeyOwner) -> Result<PayloadKey, StoreError> {
+    fn keep(&self, owner: &KeyOwner, fresh: &UserKey) -> Result<PayloadKey, StoreError> {
         let owner = owner.to_string();
         let mut keys = self.lock();
         if let Some(kept) = keys.get(&owner) {
             return Ok(kept.key.clone());
         }
-        let mut bytes = [0; 32];
-        getrandom::fill(&mut bytes).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
-        let key = PayloadKey::from_bytes(bytes);
-        let kept = UserKey {
-            key: key.clone(),
-            since: now(),
-        };
         let mut file = OpenOptions::new()
             .append(true)
             .open(&self.path)
             .map_err(unavailable)?;
-        file.write_all(line(&owner, &kept).as_bytes())
+        file.write_all(line(&owner, fresh).as_bytes())
             .map_err(unavailable)?;
         file.sync_all().map_err(unavailable)?;
-        keys.insert(owner, kept);
-        Ok(key)
+        keys.insert(owner, fresh.clone());
+        Ok(fresh.key.clone())
     }
 }
 

@@ -20,9 +20,9 @@ pub use check::{CheckReport, Problem, ProblemKind};
 pub use commit::{Answer, BodyMismatch, CHAT_REQUESTS_MAX, Commit, MergedValue};
 pub use port::{
     AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageCounts, DamageLog,
-    Due, DueKind, FORK_LEVELS_MAX, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery,
-    HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
-    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StatePage, StateValue, Store, StoreError, StoredExchange, StoredItem, StoredRecord,
-    TenantCommit,
+    Due, DueKind, DuePage, DuePlace, FORK_LEVELS_MAX, HoldChange, HoldChangeKind, HoldOrder,
+    HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
+    PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StatePage, StateValue, Store, StoreError, StoredExchange, StoredItem,
+    StoredRecord, TenantCommit,
 };

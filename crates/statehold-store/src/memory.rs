@@ -33,11 +33,11 @@ use crate::codec::{self, StoredBody};
 use crate::commit::{Answer, CHAT_REQUESTS_MAX, Commit, SharedWrite, chat_request_in, results_in};
 use crate::keys::KnownKeys;
 use crate::port::{
-    ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageLog, Due, FORK_LEVELS_MAX,
-    HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
-    PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
-    impl_store, share,
+    ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageLog, Due, DuePage, DuePlace,
+    FORK_LEVELS_MAX, HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork,
+    MemoryPage, MemoryQuery, PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary,
+    SharedOwner, SharedValue, StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord,
+    TenantCommit, impl_store,
 };
 
 /// A store in memory.
@@ -142,6 +142,9 @@ impl Tables {
         self.require_free_key(&commit)?;
         let name = self.require_free_name(&commit)?;
         let shared = self.shared_after(&commit)?;
+        if let (Some(name), Some(owner)) = (&commit.new_user, &commit.after.owner) {
+            self.tenants.keep_user(owner, name)?;
+        }
 
         apply(&mut state, &entry.record);
         let (session, at, revision) = (commit.session(), entry.record.content.at, state.revision);
@@ -466,8 +469,8 @@ impl_store! {
             -> Vec<(SessionId, RequestId)> = tables.list_claimable(&tenant, &agent, user, after, limit);
         fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
             -> Vec<LiveWork> = tables.list_live(&tenant, &agent, after, limit);
-        fn due(now: Timestamp, limit: usize) -> Vec<Due> =
-            share(tables.list_due(|_| Some(now)), limit);
+        fn due(now: Timestamp, after: Option<DuePlace>, limit: usize) -> DuePage =
+            tables.due_page(now, after, limit);
         fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> Vec<Due> = {
             let sessions: BTreeMap<SessionId, Timestamp> = sessions.into_iter().collect();
             tables.list_due(|session| sessions.get(&session).copied())

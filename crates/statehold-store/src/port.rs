@@ -26,8 +26,7 @@ use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
 pub use damage::{DamageCounts, DamageLog};
-pub(crate) use due::share;
-pub use due::{Due, DueKind};
+pub use due::{Due, DueKind, DuePage, DuePlace};
 pub use holds::{
     CallResult, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary,
     LineageStep,
@@ -89,6 +88,12 @@ pub enum StoreError {
         /// The revision it committed.
         revision: u64,
     },
+    /// The user whom a commit brings got another pseudonym in the meantime.
+    #[error("the new user is known as {known} now; try again")]
+    UserTaken {
+        /// The pseudonym.
+        known: UserId,
+    },
     /// The disk is full. Nothing was written; reads still work.
     #[error("the store is full; free some disk space, then try again")]
     Full,
@@ -136,6 +141,7 @@ impl StoreError {
             Self::Conflict { .. }
             | Self::SharedConflict { .. }
             | Self::TenantConflict { .. }
+            | Self::UserTaken { .. }
             | Self::Full
             | Self::Unavailable(_) => true,
             Self::NameTaken { .. }
@@ -169,8 +175,8 @@ pub type PendingCommit = Pin<Box<dyn Future<Output = Result<u64, StoreError>> + 
 /// hides no other, and note them in [`Store::damage`]. So does every read that fails because of damage.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Writes a commit: its record, payloads, projections, shared state and kept answer, all of
-    /// them or none.
+    /// Writes a commit: its record, payloads, projections, shared state, kept answer and new user, all
+    /// of them or none.
     ///
     /// After `Ok`, all of it survives a crash of this process and a loss of power. After an error
     /// nothing of it is there; a crash before the answer leaves all of it or nothing.
@@ -178,8 +184,8 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`StoreError::Conflict`] if the session is at another revision or has another head, the
-    /// other conflicts if shared state, a name or an idempotency key has been taken in between. If
-    /// several apply: revision, key, name, shared state. [`StoreError::Unusable`] if a shared key
+    /// other conflicts if shared state, a name, an idempotency key or a user has been taken in between. If
+    /// several apply: revision, key, name, shared state, user. [`StoreError::Unusable`] if a shared key
     /// has a merge policy and no merged value.
     ///
     /// # Shared state
@@ -515,9 +521,14 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(SessionId, RequestId)>, StoreError>;
 
-    /// At most `limit` leases, holds and sessions that are due at `now` or earlier: first the earliest of
-    /// each user, then the second of each, and so on.
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError>;
+    /// A page of the leases, holds and sessions that are due at `now` or earlier, in the order of their times,
+    /// behind a place of an earlier page. Reads at most `limit` rows of each kind, damaged ones included.
+    async fn due(
+        &self,
+        now: Timestamp,
+        after: Option<DuePlace>,
+        limit: usize,
+    ) -> Result<DuePage, StoreError>;
 
     /// The leases, holds and lives of these sessions that are due at the time given for each session.
     async fn due_in(&self, sessions: Vec<(SessionId, Timestamp)>) -> Result<Vec<Due>, StoreError>;

@@ -49,10 +49,10 @@ use statehold_core::time::Timestamp;
 use crate::commit::{Answer, Commit};
 use crate::keys::{KnownKeys, create_private, sync_directory};
 use crate::port::{
-    ApiKey, ChangedHead, Committed, DamageLog, Due, HoldChange, HoldQuery, HoldSummary, ItemQuery,
-    LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit, PendingCommit, ResumeAddress,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
-    StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
+    ApiKey, ChangedHead, Committed, DamageLog, Due, DuePage, DuePlace, HoldChange, HoldQuery,
+    HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
+    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
 };
 use erase::ErasedRows;
 use fork::ForkPlaces;
@@ -404,7 +404,7 @@ impl_store! {
             -> Vec<(SessionId, RequestId)> = read::claimable(conn, &tenant, &agent, user, after, limit);
         fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
             -> Vec<LiveWork> = read::live_work(conn, &tenant, &agent, after, limit);
-        fn due(now: Timestamp, limit: usize) -> Vec<Due> = due::due(conn, now, limit);
+        fn due(now: Timestamp, after: Option<DuePlace>, limit: usize) -> DuePage = due::due(conn, now, after, limit);
         fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> Vec<Due> = due::due_in(conn, &sessions);
         fn sessions_ahead(now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)> =
             due::sessions_ahead(conn, now, limit);

@@ -243,6 +243,7 @@ promises! {
     }
     tenants {
         a_user_has_one_pseudonym,
+        a_new_user_is_stored_with_the_commit_of_their_session,
         of_many_who_ask_for_a_pseudonym_all_get_one,
         the_audit_stream_of_a_tenant_is_a_chain,
         an_entry_that_does_not_follow_is_refused_with_its_key,
@@ -264,6 +265,7 @@ promises! {
         only_queued_requests_of_the_agent_are_claimable,
         live_work_of_an_agent_comes_in_pages,
         leases_and_deadlines_are_due_in_order,
+        deadlines_come_in_pages_that_have_each_of_them_once,
         only_running_leases_and_open_holds_are_due,
     }
     past {

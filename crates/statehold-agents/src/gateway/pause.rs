@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
 use statehold_core::ids::ItemId;
 use statehold_core::item::CallOutcome;
+use statehold_core::json_keys::require_unique_keys;
 use statehold_core::name::{Name, is_deceptive};
 use statehold_engine::bodies::Raw;
 use statehold_engine::{HoldSpec, NewAction, Schema};
@@ -212,6 +213,9 @@ impl RemoteHold {
             );
             return Err(TurnError::failed("agent_pause_unsupported", message));
         }
+        if let Some(error) = args.and_then(|args| require_unique_keys(args.get()).err()) {
+            return Err(malformed(&format!("the action of a hold: {error}")));
+        }
         let remote_hold = self.id.as_str();
         Ok(NewAction {
             tool: tool.unwrap_or_else(unnamed),
@@ -303,4 +307,32 @@ fn clean_text(text: &str, bytes_max: usize) -> String {
         clean_text.push(c);
     }
     clean_text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_action_with_a_key_twice_is_not_asked_about() {
+        let hold = |args: &str| {
+            let said = format!(
+                r#"{{"status":"paused","holds":[{{"id":"h","kind":"approval","action":{{"tool":"pay","args":{args}}}}}]}}"#
+            );
+            let said = RawValue::from_string(said).expect("JSON");
+            let paused = RemotePause::read(&said).expect("it is understood");
+            paused.expect("it is paused").local_holds().map(drop)
+        };
+        assert!(hold(r#"{"amount":1,"to":{"amount":2}}"#).is_ok());
+        for twice in [
+            r#"{"amount":1,"amount":1000}"#,
+            r#"{"to":[{"iban":"a","iban":"b"}]}"#,
+        ] {
+            let refused = hold(twice).expect_err("it is refused");
+            assert!(
+                format!("{refused:?}").contains("agent_malformed"),
+                "{refused:?}"
+            );
+        }
+    }
 }

@@ -2,9 +2,11 @@
 //! are rejected with an error for the model.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 
 use serde_json::Value;
 use statehold_core::hold::Effect;
+use statehold_core::json_keys::require_unique_keys;
 use statehold_core::name::Name;
 use statehold_core::number::{require_exact_arguments, require_exact_text};
 use statehold_engine::bodies::Raw;
@@ -139,10 +141,13 @@ fn parse_arguments(written: &str) -> Result<Value, String> {
         return Ok(Value::Object(serde_json::Map::new()));
     }
     match serde_json::from_str(written) {
-        Ok(arguments @ Value::Object(_)) => match require_exact_text(written) {
-            Ok(()) => Ok(arguments),
-            Err(error) => Err(format!("{error}; nothing was called")),
-        },
+        Ok(arguments @ Value::Object(_)) => {
+            let nothing_called = |error: &dyn Display| format!("{error}; nothing was called");
+            require_exact_text(written).map_err(|error| nothing_called(&error))?;
+            // A person would approve one of the values, and a tool could take the other.
+            require_unique_keys(written).map_err(|error| nothing_called(&error))?;
+            Ok(arguments)
+        }
         Ok(_) => Err(
             "the arguments are not a JSON object; nothing was called. Write an object".to_owned(),
         ),

@@ -12,7 +12,7 @@ use statehold_core::request::LiveStatus;
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::bodies::{HoldBody, parse};
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
-use statehold_engine::{HoldDetail, PathRule};
+use statehold_engine::{EngineError, HoldDetail, PathRule};
 use statehold_fakes::chat::{ModelReply, ScriptedModel, calls, text};
 use statehold_fakes::tools::{ToolCall, ToolServer, tool};
 
@@ -147,6 +147,57 @@ async fn a_gated_tool_with_integers_of_64_bits_is_called_with_exactly_these() ->
     // A longer integer is refused with the way out.
     let told = model.messages(2).last().expect("a message").to_string();
     assert!(told.contains("send it as a string"), "{told}");
+    work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn arguments_with_a_key_twice_are_told_to_the_model_and_nothing_is_called() -> Outcome {
+    let tools = tools().await;
+    let twice = |id: &str, tool: &str| {
+        let arguments = r#"{"user_id":1,"user_id":2}"#;
+        (id.to_owned(), tool.to_owned(), arguments.to_owned())
+    };
+    let model = ScriptedModel::start([
+        ModelReply::Calls(
+            String::new(),
+            vec![twice("c1", "delete_user"), twice("c2", "list_users")],
+        ),
+        calls(&[("c3", "delete_user", json!({"user_id": 1}))]),
+        text("Done."),
+    ])
+    .await;
+    let work = AtWork::start(&model, Declared::with_tools(&tools), policies()).await;
+    let request = work.ask("Delete a user").await;
+    let holds = paused(&work.rig, request, 1).await;
+    let told = model.messages(1);
+    for result in &told[told.len() - 2..] {
+        let result = result["content"].as_str().expect("text");
+        assert!(result.contains("has the key \"user_id\" twice"), "{result}");
+        assert!(result.contains("nothing was called"), "{result}");
+    }
+    assert_eq!(tools.called().len(), 0);
+
+    // A person who edits the arguments cannot send such ones either.
+    let args = serde_json::value::RawValue::from_string(r#"{"user_id":7,"user_id":8}"#.to_owned());
+    let edit = DecisionInput {
+        decision: DecisionKind::Edit,
+        digest: holds[0].hold.digest.map(|digest| digest.to_string()),
+        args: Some(args.expect("JSON")),
+        content: None,
+        comment: None,
+        reason: None,
+    };
+    let (engine, call) = (&work.rig.engine, work.rig.call());
+    let refused = decide_shown(engine, &call, None, &holds[0], edit).await;
+    assert!(
+        matches!(refused, Err(EngineError::InvalidField { path: "args", .. })),
+        "{refused:?}"
+    );
+    decide(&work.rig, &holds[0], DecisionKind::Approve, json!({})).await;
+    completed(&work.rig.ended(request).await);
+    let called: Vec<Value> = tools.called().into_iter().map(|call| call.args).collect();
+    assert_eq!(called, [json!({"user_id": 1})]);
     work.end().await;
     Ok(())
 }

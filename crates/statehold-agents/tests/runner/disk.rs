@@ -17,10 +17,10 @@ use statehold_core::time::Timestamp;
 use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
-    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, HoldChange,
-    HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
-    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, DuePage, DuePlace,
+    HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
+    PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::oneshot;
 
@@ -189,7 +189,7 @@ store_of_disk! {
     fn records_at(places: Vec<(SessionId, u64)>, bytes_max: u64) -> Vec<Option<StoredRecord>>;
     fn open_holds_of_user(tenant: Name, user: UserId, limit: usize) -> usize;
     fn claimable(tenant: Name, agent: Name, user: Option<UserId>, after: Option<RequestId>, limit: usize) -> Vec<(SessionId, RequestId)>;
-    fn due(now: Timestamp, limit: usize) -> Vec<Due>;
+    fn due(now: Timestamp, after: Option<DuePlace>, limit: usize) -> DuePage;
     fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> Vec<Due>;
     fn sessions_ahead(now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)>;
 }

@@ -69,24 +69,23 @@ pub fn local(engine: &Engine, tenant: &Name) -> (Caller, KeyWatch) {
     (Caller::local(tenant.clone()), key)
 }
 
-/// The same backend, acting for one of its users by name. A read does not create a user that is not known.
+/// The same backend, acting for one of its users by name. Stores nothing: a user who is not known gets stored with
+/// the first session that is theirs.
 ///
 /// # Errors
 ///
 /// If the key may not act for this user.
-pub async fn act_for(
-    engine: &Engine,
-    caller: &Caller,
-    user: &str,
-    is_read: bool,
-) -> Result<Caller, EngineError> {
-    let known = engine.known_user(&caller.tenant, user).await?;
-    let id = match known {
-        // A key that may not act for users must not create users either.
-        None if caller.speaks_for_users() && is_read => Some(engine.unstored_user(user)?),
-        None if caller.speaks_for_users() => Some(engine.user_id(&caller.tenant, user).await?),
-        known => known,
-    };
-    let found = id.and_then(|id| caller.for_user(id));
+pub async fn act_for(engine: &Engine, caller: &Caller, user: &str) -> Result<Caller, EngineError> {
+    // A key that may not act for users is not told whether a name is valid either.
+    if !caller.speaks_for_users() {
+        let known = engine.known_user(&caller.tenant, user).await?;
+        let found = known.and_then(|id| caller.for_user(id));
+        return found.ok_or(EngineError::WrongUser);
+    }
+    let named = engine.named_user(&caller.tenant, user, "user").await?;
+    let found = caller.for_user(named.id).map(|caller| Caller {
+        new_user: named.new,
+        ..caller
+    });
     found.ok_or(EngineError::WrongUser)
 }

@@ -14,7 +14,7 @@ use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_admin;
-use crate::keys::NewKey;
+use crate::keys::{NewKey, require_sound};
 
 /// A key to create.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -89,21 +89,28 @@ pub async fn create(
     require_admin(caller)?;
     let person = async |name: &Option<String>, field: &str| match name {
         Some(name) => {
-            let person = engine.person_id(&caller.tenant, name, field);
+            let person = engine.named_user(&caller.tenant, name, field);
             person.await.map(Some)
         }
         None => Ok(None),
     };
+    let user = person(&input.user, "user").await?;
+    let owner = person(&input.owner, "owner").await?;
     let new = NewKey {
         name: input.name,
         roles: names(&input.roles, "roles")?,
-        user: person(&input.user, "user").await?,
-        owner: person(&input.owner, "owner").await?,
+        user: user.as_ref().map(|user| user.id),
+        owner: owner.as_ref().map(|owner| owner.id),
         agents: names(&input.agents, "agents")?,
         expires_in_ms: input
             .expires_in_seconds
             .map(|seconds| seconds.saturating_mul(1_000)),
     };
+    // A key that is refused stores nobody.
+    require_sound(&new)?;
+    for person in [user, owner].iter().flatten() {
+        engine.store_user(&caller.tenant, person).await?;
+    }
     let issued = engine.create_key(caller, new).await?;
     let view = key_view(engine, &issued.key).await?;
     Ok(KeyView {

@@ -22,6 +22,7 @@ use crate::error::EngineError;
 use crate::guard::access::require_reader;
 use crate::guard::rights::{self, Act};
 use crate::shared::require_shared_writer;
+use crate::users::NamedUser;
 
 /// The state key of the saved agents.
 const KEY: &str = "user:saved_agents";
@@ -98,12 +99,15 @@ pub async fn change<E: From<EngineError>>(
 ) -> Result<SavedAgents, E> {
     rights::require_role(caller, &Act::ManageSession)?;
     let user = match caller.user {
-        Some(user) => user,
-        None => engine.user_id(&caller.tenant, by.user).await?,
+        Some(id) => NamedUser {
+            id,
+            new: caller.new_user.clone(),
+        },
+        None => engine.named_user(&caller.tenant, by.user, "user").await?,
     };
-    require_shared_writer(caller, Some(user))?;
+    require_shared_writer(caller, Some(user.id))?;
     for _ in 0..RETRIES_MAX {
-        let (mut stored, version) = load(engine, caller, by.app, user).await?;
+        let (mut stored, version) = load(engine, caller, by.app, user.id).await?;
         if let Some(call) = call
             && let Some(known) = stored.calls.iter().find(|known| known.id == call.id)
         {
@@ -116,7 +120,7 @@ pub async fn change<E: From<EngineError>>(
         stored.calls.extend(call.cloned());
         let surplus = stored.calls.len().saturating_sub(REQUESTS_MAX);
         stored.calls.drain(..surplus);
-        match save(engine, caller, (by.app, user), (&stored, version)).await {
+        match save(engine, caller, (by.app, &user), (&stored, version)).await {
             Err(EngineError::VersionConflict { .. }) => {}
             Err(error) => return Err(error.into()),
             Ok(()) => return Ok(stored.agents),
@@ -146,7 +150,7 @@ async fn load(
 async fn save(
     engine: &Engine,
     caller: &Caller,
-    (app, user): (&Name, UserId),
+    (app, user): (&Name, &NamedUser),
     (stored, version): (&StoredAgents, u64),
 ) -> Result<(), EngineError> {
     let value = to_body(stored);
@@ -162,6 +166,6 @@ async fn save(
         ..StatePatchInput::default()
     };
     let call = Call::by(caller.clone());
-    patch_shared(engine, &call, app.as_str(), Some(user), input).await?;
+    patch_shared(engine, &call, app.as_str(), Some(user.clone()), input).await?;
     Ok(())
 }

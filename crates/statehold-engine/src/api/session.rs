@@ -30,6 +30,7 @@ use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
 use crate::read::Page;
+use crate::users::NewUser;
 
 pub use crate::guard::access::require_lister;
 pub use input::{CloseSessionInput, SessionChanges, SessionInput};
@@ -52,7 +53,7 @@ pub async fn create(
     call: &Call,
     input: SessionInput,
 ) -> Result<Receipt<SessionView>, EngineError> {
-    let (owner, user) = owner_of_new(engine, &call.caller, &input).await?;
+    let (owner, user, _new) = owner_of_new(engine, &call.caller, &input).await?;
     let session = fresh_session(engine, &owner, &user)?;
     let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
     let command = create_command(&owner, &input, &mut write.payloads)?;
@@ -84,21 +85,25 @@ pub async fn create(
     write.commit(&command, view).await
 }
 
-/// The owner of a session that a caller may create, and the name of its user.
+/// The owner of a session that a caller may create, and the name of its user. Keep the new user, if it is one, until
+/// the session is created.
 pub(crate) async fn owner_of_new(
     engine: &Engine,
     caller: &Caller,
     input: &SessionInput,
-) -> Result<(Owner, String), EngineError> {
+) -> Result<(Owner, String, Option<NewUser>), EngineError> {
     rights::require_role(caller, &Act::CreateSession)?;
     let user = session_user(engine, caller, input.user.as_deref()).await?;
+    let agent = agent_name(input.agent.as_deref().unwrap_or(DEFAULT_AGENT))?;
+    let app = parse_name(&input.app, "app")?;
+    let named = engine.named_user(&caller.tenant, &user, "user").await?;
     let owner = Owner {
-        agent: agent_name(input.agent.as_deref().unwrap_or(DEFAULT_AGENT))?,
-        app: parse_name(&input.app, "app")?,
-        user: engine.user_id(&caller.tenant, &user).await?,
+        agent,
+        app,
+        user: named.id,
         tenant: caller.tenant.clone(),
     };
-    Ok((owner, user))
+    Ok((owner, user, named.new))
 }
 
 fn fresh_session(engine: &Engine, owner: &Owner, user: &str) -> Result<SessionId, EngineError> {

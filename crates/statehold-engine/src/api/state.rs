@@ -6,7 +6,7 @@ mod view;
 use std::collections::BTreeMap;
 
 use statehold_core::command::{Command, Fenced, Rejection};
-use statehold_core::ids::{RequestId, SessionId, UserId};
+use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
 use statehold_core::record::Event;
 use statehold_core::scope::{Scope, StateKey};
@@ -16,12 +16,14 @@ use super::json::raw_bytes;
 use super::request::parse_name;
 use crate::caller::Caller;
 use crate::commit::call::{Call, DecidedCommit, Receipt};
+use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_reader;
 use crate::guard::rights::{self, Act};
 use crate::shared::require_shared_writer;
+use crate::users::NamedUser;
 
 pub use input::{SessionStateInput, StatePatchInput};
 pub use view::{StateView, StateWritten};
@@ -190,23 +192,29 @@ pub async fn patch_user(
 ) -> Result<Receipt<StateWritten>, EngineError> {
     let caller = &call.caller;
     rights::require_role(caller, &Act::ManageSession)?;
-    // A key that may not write for other users must not create users either.
-    let user = match caller.user {
-        Some(_) => engine.known_user(&caller.tenant, user).await?,
-        None => Some(engine.user_id(&caller.tenant, user).await?),
+    let named = match (caller.user, &caller.new_user) {
+        (Some(id), Some(new)) if new.name() == user => NamedUser {
+            id,
+            new: Some(new.clone()),
+        },
+        (Some(_), _) => {
+            let known = engine.known_user(&caller.tenant, user).await?;
+            let id = known.ok_or(EngineError::NotFound)?;
+            NamedUser { id, new: None }
+        }
+        (None, _) => engine.named_user(&caller.tenant, user, "user").await?,
     };
-    let user = user.ok_or(EngineError::NotFound)?;
-    patch_shared(engine, call, app, Some(user), input).await
+    patch_shared(engine, call, app, Some(named), input).await
 }
 
 pub(super) async fn patch_shared(
     engine: &Engine,
     call: &Call,
     app: &str,
-    user: Option<UserId>,
+    user: Option<NamedUser>,
     input: StatePatchInput,
 ) -> Result<Receipt<StateWritten>, EngineError> {
-    require_shared_writer(&call.caller, user)?;
+    require_shared_writer(&call.caller, user.as_ref().map(|user| user.id))?;
     let scope = if user.is_some() {
         Scope::User
     } else {
@@ -219,11 +227,12 @@ pub(super) async fn patch_shared(
     let app = parse_name(app, "app")?;
     let (own, call) = (engine.clone(), call.clone());
     let write = async move {
-        let mut write = own.write_shared(&call, &app, user).await?;
-        let patch = writes.into_core(&mut write.payloads);
-        let command = Command::PutState { patch, by: None };
-        write
-            .commit(&command, |made| Some(state_written(made)))
+        let command = |payloads: &mut Payloads| Command::PutState {
+            patch: writes.into_core(payloads),
+            by: None,
+        };
+        let view = |made: &DecidedCommit<'_>| Some(state_written(made));
+        own.commit_shared(&call, (&app, user.as_ref()), command, view)
             .await
     };
     engine.run_to_end(write).await

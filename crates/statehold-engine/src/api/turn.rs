@@ -291,7 +291,7 @@ pub async fn open_turn_in_recalled_session(
     input: impl FnOnce(SessionId) -> TurnInput + Send + 'static,
 ) -> Result<OpenTurn, (EngineError, Option<SessionId>)> {
     let owner = sessions::owner_of_new(engine, &call.caller, &new).await;
-    let (owner, _) = owner.map_err(|error| (error, None))?;
+    let (owner, _, new_user) = owner.map_err(|error| (error, None))?;
     let payloads = engine.payloads_for(&owner).await;
     let payloads = payloads.map_err(|error| (error, None))?;
     let Conversation { agent, message, .. } = &conversation;
@@ -336,6 +336,7 @@ pub async fn open_turn_in_recalled_session(
             (session, None)
         } else {
             let created = sessions::create(&own, &call, new).await;
+            drop(new_user);
             let session = created.map_err(|error| (error, None))?.view.id;
             (session, conversation.context)
         };

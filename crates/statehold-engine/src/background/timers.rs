@@ -7,14 +7,13 @@ use futures_util::{StreamExt, TryStreamExt};
 use statehold_core::command::Command;
 use statehold_store::{Due, DueKind, PageLimit};
 
+use super::due::DUE_MAX;
 use crate::caller::Caller;
 use crate::commit::call::Call;
 use crate::commit::write::{Authority, SessionWrite};
 use crate::engine::{Engine, Inner};
 use crate::error::EngineError;
 
-/// The maximum number of deadlines settled per tick.
-const DUE_MAX: usize = 1_024;
 /// How many of them are settled at the same time.
 const SETTLED_AT_ONCE: usize = 256;
 /// How many damaged sessions are read again per minute, to find out whether they were repaired.
@@ -134,10 +133,7 @@ impl Engine {
                 }
             }
         }
-        // The store reports leases as due even if heartbeats have extended them, and deadlines of damaged
-        // sessions. Raise the limit, so that they do not crowd out other deadlines.
-        let limit = DUE_MAX + inner.heartbeats.lock().len() + damage.counts().sessions;
-        let mut due = inner.store.due(inner.clock.now(), limit).await?;
+        let mut due = self.due(inner.clock.now()).await?;
         let ahead = self.sessions_ahead().await?;
         if !ahead.is_empty() {
             due.extend(inner.store.due_in(ahead).await?);

@@ -9,7 +9,6 @@ use statehold_core::decide::decide;
 use statehold_core::ids::RequestId;
 use statehold_core::principal::Actor;
 use statehold_core::record::Record;
-use statehold_core::request::Continuation;
 use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 use statehold_store::{Answer, Commit};
@@ -23,6 +22,7 @@ use crate::error::EngineError;
 use crate::guard::credentials::PendingCredential;
 use crate::guard::rights;
 use crate::locks::KeyLock;
+use crate::users::NewUser;
 
 /// A decided command that is not queued yet.
 pub(super) struct PreparedCommit {
@@ -30,6 +30,8 @@ pub(super) struct PreparedCommit {
     pub(super) body: Vec<u8>,
     pub(super) credential: Option<PendingCredential>,
     pub(super) key_lock: Option<Arc<KeyLock>>,
+    /// The user of a session that the commit creates, if the store does not have them yet.
+    pub(super) new_user: Option<NewUser>,
     /// Whether the store gets the commit together with the next one of the session.
     pub(super) is_delayed: bool,
 }
@@ -71,7 +73,8 @@ impl Engine {
         if let Command::StartRequest(start) = command
             && let Some(request) = start.continues
         {
-            loaded.continued = inner.continuation(state, request).await?;
+            let failed = inner.store.ended_request(request).await?;
+            loaded.continued = failed.and_then(|failed| failed.continuation());
         }
         if let Some(revision) = named.past {
             loaded.past = inner.past(state, revision).await?;
@@ -120,10 +123,16 @@ impl Engine {
             let credentials = &self.inner().credentials;
             credentials.keep((credential, &write.call.caller), command, &commit)
         });
+        let new_user = match (command, &commit.after.owner) {
+            (Command::CreateSession { .. }, Some(owner)) => self.inner().users.new_user(owner.user),
+            _ => None,
+        };
+        commit.new_user = new_user.as_ref().map(|new| new.name().to_owned());
         let mut ready = PreparedCommit {
             credential: credential.transpose()?,
             body: Vec::new(),
             key_lock: submission.key_lock.clone(),
+            new_user,
             is_delayed: write.is_delayed,
             commit,
         };
@@ -226,28 +235,6 @@ impl Inner {
             reach.insert(live.id, until);
         }
         reach
-    }
-
-    /// The facts that a request takes over from a failed one. None if a tool call of that may have run without a result.
-    async fn continuation(
-        &self,
-        state: &SessionState,
-        request: RequestId,
-    ) -> Result<Option<Continuation>, EngineError> {
-        let Some(ended) = self.store.ended_request(request).await? else {
-            return Ok(None);
-        };
-        let before = self.store.load_at(state.session, ended.ended_by - 1);
-        let before = before.await?;
-        let live = before
-            .as_ref()
-            .and_then(|state| state.requests.get(&request));
-        let live = live.filter(|live| live.calls.is_empty());
-        Ok(live.map(|live| Continuation {
-            memory: live.memory,
-            ran: live.ran,
-            request,
-        }))
     }
 
     /// The facts about an earlier revision of a session.

@@ -83,7 +83,12 @@ struct MergedCommand {
     results: MergeResults,
 }
 
-fn require_version(key: &StateKey, expected: u64, found: u64) -> Result<(), EngineError> {
+/// Refuses a version that a key does not have.
+pub(super) fn require_version(
+    key: &StateKey,
+    expected: u64,
+    found: u64,
+) -> Result<(), EngineError> {
     if expected == found {
         return Ok(());
     }

@@ -79,6 +79,7 @@ impl Head {
                 body,
                 credential,
                 key_lock,
+                new_user,
                 is_delayed,
             } = ready;
             let after = Arc::new(commit.after.clone());
@@ -118,8 +119,8 @@ impl Head {
                     Ok(_) => own.take_effect(&mailbox, &after, effects).await,
                     Err(error) => own.undo(&mailbox, error, effects),
                 }
-                // A repeat finds the kept answer from here on.
-                drop(key_lock);
+                // A repeat finds the kept answer from here on, and other calls find the user.
+                drop((key_lock, new_user));
                 settle.send_replace(Some(result.is_ok()));
                 // The caller may have gone away. The commit stays.
                 drop(confirm.send(result));

@@ -212,6 +212,27 @@ impl<'a> SessionWrite<'a> {
         Ok(())
     }
 
+    /// Decides a direct write of shared state as the first command of its keeper session, without committing it. A
+    /// write that is refused then creates no keeper session, and stores no new user.
+    pub(crate) async fn require_first_write(
+        &self,
+        owner: &Owner,
+        command: &Command,
+    ) -> Result<(), EngineError> {
+        let versions = command.state().into_iter();
+        for (key, expected) in versions.flat_map(|patch| &patch.if_versions) {
+            merge::require_version(key, *expected, 0)?;
+        }
+        let created = SessionState {
+            revision: 1,
+            owner: Some(owner.clone()),
+            ..SessionState::new(self.session)
+        };
+        let submission = Submission::new(self, command, &no_answer);
+        self.engine.decide(&created, &submission).await?;
+        Ok(())
+    }
+
     /// The act that the caller needs a right for.
     pub(super) fn act(&self, command: &Command) -> Act {
         match self.authority {
@@ -327,6 +348,11 @@ impl Engine {
                     Box::pin(self.prepare_next(&mut decided, &[claim])).await;
                 } else if late.is_none() && !next.is_empty() {
                     Box::pin(self.prepare_next(&mut decided, next)).await;
+                }
+                for ready in &decided {
+                    if let Some(new) = &ready.new_user {
+                        self.store_payload_key(new).await?;
+                    }
                 }
                 // In a box: a commit is large, and the future of every call contains it.
                 let mut queued = Box::pin(head.enqueue(self, decided)).await?;

@@ -17,10 +17,10 @@ use statehold_core::time::Timestamp;
 use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
-    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, HoldChange,
-    HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
-    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, DuePage, DuePlace,
+    HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
+    PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
+    SharedValue, StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -39,6 +39,8 @@ pub(crate) struct GatedStore {
     fails_at: Arc<AtomicUsize>,
     begun: AtomicUsize,
     questions: AtomicUsize,
+    /// How often the log of a session was folded up to a revision.
+    folds: AtomicUsize,
     /// Whether shared values may be read.
     reads: watch::Sender<bool>,
     /// How many readers of one shared value there were.
@@ -93,6 +95,7 @@ impl GatedStore {
             fails_at: Arc::default(),
             begun: AtomicUsize::new(0),
             questions: AtomicUsize::new(0),
+            folds: AtomicUsize::new(0),
             reads: watch::Sender::new(true),
             readers: AtomicUsize::new(0),
             damaged: std::sync::Mutex::default(),
@@ -161,6 +164,11 @@ impl GatedStore {
     /// How often the store was asked for anything since the last time.
     pub(crate) fn take_questions(&self) -> usize {
         self.questions.swap(0, Ordering::SeqCst)
+    }
+
+    /// How often the log of a session was folded up to a revision since the last call.
+    pub(crate) fn take_folds(&self) -> usize {
+        self.folds.swap(0, Ordering::SeqCst)
     }
 
     fn asked(&self) -> &dyn Store {
@@ -287,6 +295,7 @@ impl Store for GatedStore {
         session: SessionId,
         revision: u64,
     ) -> Result<Option<SessionState>, StoreError> {
+        self.folds.fetch_add(1, Ordering::SeqCst);
         self.asked().load_at(session, revision).await
     }
 
@@ -612,8 +621,13 @@ impl Store for GatedStore {
         asked.claimable(tenant, agent, user, after, limit).await
     }
 
-    async fn due(&self, now: Timestamp, limit: usize) -> Result<Vec<Due>, StoreError> {
-        self.asked().due(now, limit).await
+    async fn due(
+        &self,
+        now: Timestamp,
+        after: Option<DuePlace>,
+        limit: usize,
+    ) -> Result<DuePage, StoreError> {
+        self.asked().due(now, after, limit).await
     }
 
     async fn due_in(&self, sessions: Vec<(SessionId, Timestamp)>) -> Result<Vec<Due>, StoreError> {

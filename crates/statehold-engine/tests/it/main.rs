@@ -4,6 +4,7 @@ mod audit;
 mod auto_claim;
 mod both;
 mod confined;
+mod continued;
 mod credentials;
 mod damage;
 mod due;

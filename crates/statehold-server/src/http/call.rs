@@ -141,7 +141,7 @@ impl App {
 
     /// Authenticates the caller. Also returns the key of the call.
     async fn authenticate(&self, parts: &Parts) -> Result<(Caller, KeyWatch), Problem> {
-        let (headers, method) = (&parts.headers, &parts.method);
+        let headers = &parts.headers;
         let secret = credential(headers)?;
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
         let (caller, key) = match ours {
@@ -166,7 +166,7 @@ impl App {
         let Some(user) = text(headers, "x-statehold-user")? else {
             return Ok((caller, key));
         };
-        let caller = caller::act_for(&self.engine, &caller, user, method.is_safe()).await?;
+        let caller = caller::act_for(&self.engine, &caller, user).await?;
         Ok((caller, key))
     }
 }

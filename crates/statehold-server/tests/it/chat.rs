@@ -5,6 +5,7 @@ mod deciding;
 mod errors;
 mod lost;
 mod modes;
+mod new_users;
 mod pauses;
 mod questions;
 mod recalled;

@@ -13,8 +13,8 @@ use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
 use crate::port::{
-    ChangedHead, Committed, Due, DueKind, LiveWork, PageLimit, PageRoom, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StatePage, StoreError, StoredRecord,
+    ChangedHead, Committed, Due, DueKind, DuePage, DuePlace, LiveWork, PageLimit, PageRoom,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StoreError, StoredRecord,
 };
 
 impl Tables {
@@ -191,6 +191,30 @@ impl Tables {
             }
         }
         found
+    }
+
+    pub(super) fn due_page(
+        &self,
+        now: Timestamp,
+        after: Option<DuePlace>,
+        limit: usize,
+    ) -> DuePage {
+        let due = self.list_due(|_| Some(now)).into_iter();
+        let rows = due.map(|due| {
+            let id = match due.kind {
+                DueKind::Lease(id) => *id.as_uuid(),
+                DueKind::Hold(id) => *id.as_uuid(),
+                DueKind::Session => *due.session.as_uuid(),
+            };
+            let place = DuePlace {
+                at: due.at,
+                rank: due.kind.rank(),
+                row: id.as_u128(),
+            };
+            (place, Some(due))
+        });
+        let rows = rows.filter(|(place, _)| Some(*place) > after);
+        DuePage::of(rows.collect(), limit, true)
     }
 
     pub(super) fn list_ahead(&self, now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use statehold_core::ids::{KeyId, UserId};
 use statehold_core::name::Name;
+use statehold_core::session::Owner;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 
 use crate::port::{AddressChange, ApiKey, ResumeAddress, StoreError, TenantCommit};
@@ -19,6 +20,16 @@ pub(super) struct Tenants {
 impl Tenants {
     pub(super) fn intern_user(&mut self, tenant: Name, name: String, fresh: UserId) -> UserId {
         *self.users.entry((tenant, name)).or_insert(fresh)
+    }
+
+    /// Stores the user of a session that the same commit creates.
+    pub(super) fn keep_user(&mut self, owner: &Owner, name: &str) -> Result<(), StoreError> {
+        let known = self.intern_user(owner.tenant.clone(), name.to_owned(), owner.user);
+        if known == owner.user {
+            Ok(())
+        } else {
+            Err(StoreError::UserTaken { known })
+        }
     }
 
     pub(super) fn user(&self, tenant: Name, name: String) -> Option<UserId> {

@@ -1,7 +1,5 @@
 //! Deadlines that have passed.
 
-use std::collections::HashMap;
-
 use statehold_core::ids::{HoldId, RequestId, SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
@@ -32,19 +30,44 @@ pub enum DueKind {
     Session,
 }
 
-/// Keeps `limit` deadlines, so that every user gets a share: first the earliest of each user, then the
-/// second of each, and so on.
-pub(crate) fn share(mut due: Vec<Due>, limit: usize) -> Vec<Due> {
-    due.sort_by_key(|due| due.at);
-    let mut counts: HashMap<UserId, usize> = HashMap::new();
-    let ranks = due.iter().map(|due| {
-        let count = counts.entry(due.user).or_default();
-        *count += 1;
-        *count
-    });
-    let ranks: Vec<usize> = ranks.collect();
-    let mut ranked: Vec<(usize, Due)> = ranks.into_iter().zip(due).collect();
-    ranked.sort_by_key(|(rank, due)| (*rank, due.at));
-    ranked.truncate(limit);
-    ranked.into_iter().map(|(_, due)| due).collect()
+impl DueKind {
+    /// The order of kinds that are due in the same moment.
+    pub(crate) fn rank(self) -> u8 {
+        match self {
+            Self::Lease(_) => 0,
+            Self::Hold(_) => 1,
+            Self::Session => 2,
+        }
+    }
+}
+
+/// The place of a deadline among those that have passed. The store that gave it goes on behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DuePlace {
+    pub(crate) at: Timestamp,
+    pub(crate) rank: u8,
+    pub(crate) row: u128,
+}
+
+/// A page of deadlines that have passed, in the order of their times.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DuePage {
+    /// The deadlines. Damaged ones are left out.
+    pub due: Vec<Due>,
+    /// Where the next page begins, if there may be one.
+    pub next: Option<DuePlace>,
+}
+
+impl DuePage {
+    /// The first `limit` of some rows. Each kind of them was read up to the limit, or `is_whole`.
+    pub(crate) fn of(mut rows: Vec<(DuePlace, Option<Due>)>, limit: usize, is_whole: bool) -> Self {
+        rows.sort_by_key(|(place, _)| *place);
+        let is_whole = is_whole && rows.len() <= limit;
+        rows.truncate(limit);
+        let last = rows.last().map(|(place, _)| *place);
+        Self {
+            next: last.filter(|_| !is_whole),
+            due: rows.into_iter().filter_map(|(_, due)| due).collect(),
+        }
+    }
 }

@@ -1,58 +1,71 @@
 //! Queries for timers: deadlines that have passed, and sessions whose time is ahead of the clock.
 
+use std::cmp::Ordering;
+
+use rusqlite::types::ValueRef;
 use rusqlite::{Row, named_params};
 use statehold_core::ids::{HoldId, RequestId, SessionId, UserId};
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
 
 use super::log::Uuid16;
-use super::snapshot::Snapshot;
-use super::sql::id_bytes;
-use crate::port::{BoxError, Due, DueKind, StoreError, share};
+use super::snapshot::{Snapshot, row_damage};
+use super::sql::{id_bytes, to_sql};
+use crate::port::{BoxError, Due, DueKind, DuePage, DuePlace, StoreError};
 
-/// How many deadlines of a kind are read to choose a fair share for every user.
+/// How many deadlines of a kind and a session are read.
 const READ_MAX: usize = 65_536;
 
 /// The deadlines of one kind.
 struct Deadlines {
     sql: &'static str,
-    order: &'static str,
+    /// The column of the deadline and the id of its row.
+    at: &'static str,
+    row: &'static str,
+    rank: u8,
     kind: fn(Uuid) -> DueKind,
 }
 
 const LEASES: Deadlines = Deadlines {
-    sql: "SELECT session.id, session.tenant, session.user, lease_until, live_request.id
+    sql: "SELECT session.id, session.tenant, session.user, lease_until, live_request.id, live_request.rowid
           FROM live_request JOIN session ON session.pk = live_request.session
           WHERE lease_until <= :now",
-    order: "lease_until",
+    at: "lease_until",
+    row: "live_request.rowid",
+    rank: 0,
     kind: |id| DueKind::Lease(RequestId::from_uuid(id)),
 };
 const HOLDS: Deadlines = Deadlines {
-    sql: "SELECT session.id, session.tenant, session.user, deadline, open_hold.id
+    sql: "SELECT session.id, session.tenant, session.user, deadline, open_hold.id, open_hold.pk
           FROM open_hold JOIN session ON session.pk = open_hold.session
           WHERE deadline <= :now",
-    order: "deadline",
+    at: "deadline",
+    row: "open_hold.pk",
+    rank: 1,
     kind: |id| DueKind::Hold(HoldId::from_uuid(id)),
 };
 const SESSIONS: Deadlines = Deadlines {
-    sql: "SELECT id, tenant, user, expires_at, id FROM session WHERE expires_at <= :now",
-    order: "expires_at",
+    sql: "SELECT id, tenant, user, expires_at, id, pk FROM session WHERE expires_at <= :now",
+    at: "expires_at",
+    row: "pk",
+    rank: 2,
     kind: |_| DueKind::Session,
 };
 
-/// At most `limit` deadlines that have passed, with a share for every user.
+/// A page of the deadlines that have passed, in the order of their times.
 pub(super) fn due(
     from: &Snapshot<'_>,
     now: Timestamp,
+    after: Option<DuePlace>,
     limit: usize,
-) -> Result<Vec<Due>, StoreError> {
-    let mut found = Vec::new();
+) -> Result<DuePage, StoreError> {
+    let (mut rows, mut is_whole) = (Vec::new(), true);
     for kind in [LEASES, HOLDS, SESSIONS] {
-        let sql = format!("{} ORDER BY {}", kind.sql, kind.order);
-        let params = named_params! {":now": now.as_micros()};
-        found.extend(from.list(&sql, params, READ_MAX, |row| kind.deadline(row))?);
+        let found = kind.after(from, now, after, limit)?;
+        is_whole &= found.len() < limit;
+        rows.extend(found);
     }
-    Ok(share(found, limit))
+    Ok(DuePage::of(rows, limit, is_whole))
 }
 
 /// All deadlines of these sessions that have passed at the time given for each.
@@ -75,6 +88,61 @@ pub(super) fn due_in(
 }
 
 impl Deadlines {
+    /// At most `limit` rows of this kind behind a place. A damaged one is noted, and is a place without a deadline.
+    fn after(
+        &self,
+        from: &Snapshot<'_>,
+        now: Timestamp,
+        after: Option<DuePlace>,
+        limit: usize,
+    ) -> Result<Vec<(DuePlace, Option<Due>)>, StoreError> {
+        let (at, row) = match after {
+            None => (i64::MIN, i64::MIN),
+            Some(after) => {
+                let row = match self.rank.cmp(&after.rank) {
+                    Ordering::Less => i64::MAX,
+                    Ordering::Equal => i64::try_from(after.row).unwrap_or(i64::MAX),
+                    Ordering::Greater => i64::MIN,
+                };
+                (after.at.as_micros(), row)
+            }
+        };
+        let Self {
+            sql,
+            at: time,
+            row: id,
+            ..
+        } = self;
+        let sql =
+            format!("{sql} AND ({time}, {id}) > (:at, :row) ORDER BY {time}, {id} LIMIT :limit");
+        let params = named_params! {
+            ":now": now.as_micros(),
+            ":at": at,
+            ":row": row,
+            ":limit": to_sql(limit as u64),
+        };
+        from.list(&sql, params, limit, |row| {
+            let due = self.deadline(row);
+            let due = due.map_err(|error| row_damage(&sql, row, error));
+            Ok((self.place(row)?, from.sound(due)?))
+        })
+    }
+
+    fn place(&self, row: &Row<'_>) -> Result<DuePlace, BoxError> {
+        let at = match row.get_ref(3)? {
+            ValueRef::Integer(at) => at,
+            // A damaged row gets a place that is not before it, so that the next page begins behind it.
+            #[expect(clippy::cast_possible_truncation, reason = "a cast saturates")]
+            ValueRef::Real(at) => at.ceil() as i64,
+            _ => i64::MAX,
+        };
+        Ok(DuePlace {
+            at: Timestamp::from_micros(at),
+            rank: self.rank,
+            row: u128::try_from(row.get::<_, i64>(5)?).unwrap_or_default(),
+        })
+    }
+
     fn deadline(&self, row: &Row<'_>) -> Result<Due, BoxError> {
         Ok(Due {
             session: SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0),

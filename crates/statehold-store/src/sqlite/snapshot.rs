@@ -24,6 +24,15 @@ impl Deref for Snapshot<'_> {
     }
 }
 
+/// The damage of a row of a list. Its first column is the id of the session.
+pub(super) fn row_damage(sql: &str, row: &Row<'_>, error: BoxError) -> StoreError {
+    let damage = damaged(format!("a row of {}", place_of(sql)), error);
+    match row.get::<_, Uuid16>(0) {
+        Ok(session) => damage.in_session(SessionId::from_uuid(session.0)),
+        Err(_) => damage,
+    }
+}
+
 impl Snapshot<'_> {
     /// At most `limit` rows of a list; a statement needs no limit of its own. The first column is the id of the
     /// session. A damaged row is noted and left out, and the list goes on behind it.
@@ -41,13 +50,7 @@ impl Snapshot<'_> {
         while found.len() < limit
             && let Some(row) = rows.next().map_err(&failed)?
         {
-            let entry = read(row).map_err(|error| {
-                let damage = damaged(format!("a row of {}", place_of(sql)), error);
-                match row.get::<_, Uuid16>(0) {
-                    Ok(session) => damage.in_session(SessionId::from_uuid(session.0)),
-                    Err(_) => damage,
-                }
-            });
+            let entry = read(row).map_err(|error| row_damage(sql, row, error));
             found.extend(self.sound(entry)?);
         }
         Ok(found)

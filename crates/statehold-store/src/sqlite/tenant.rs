@@ -4,6 +4,7 @@ use rusqlite::{Connection, Row, params};
 use statehold_core::digest::Digest;
 use statehold_core::ids::{KeyId, UserId};
 use statehold_core::name::Name;
+use statehold_core::session::Owner;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 
 use super::log::Uuid16;
@@ -45,6 +46,16 @@ pub(super) fn intern_user(
         })
         .map_err(corrupt_or_unavailable("the table `user`"))?;
     Ok(fresh)
+}
+
+/// Stores the user of a session that the same transaction creates.
+pub(super) fn keep_user(conn: &Connection, owner: &Owner, name: &str) -> Result<(), StoreError> {
+    let known = intern_user(conn, &owner.tenant, name, owner.user)?;
+    if known == owner.user {
+        Ok(())
+    } else {
+        Err(StoreError::UserTaken { known })
+    }
 }
 
 /// Appends one entry and changes the key or address that goes with it, in one transaction.

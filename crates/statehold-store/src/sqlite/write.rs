@@ -15,7 +15,7 @@ use super::fork::{self, ForkPlaces};
 use super::log::{self, Link, RowColumns, SessionRow, WAYPOINT_EVERY, pack_exchanges, pack_links};
 use super::recent::Recent;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
-use super::{chats, erase, memory, read};
+use super::{chats, erase, memory, read, tenant};
 use crate::codec::{self, BLOB_BYTES_MIN};
 use crate::commit::{Answer, Commit, SharedWrite, StateWrite, results_in};
 use crate::port::{HoldPlace, SharedOwner, StoreError};
@@ -82,6 +82,9 @@ fn write_all(
     let places = looked_up.as_ref().or(places);
     let exchanges = memory::links(conn, commit, found.as_ref(), places)?;
     let links = pack_links(&task_links(conn, commit, places)?);
+    if let Some(name) = &commit.new_user {
+        tenant::keep_user(conn, owner, name)?;
+    }
     keep_answer(conn, commit)?;
     let bodies = match &found {
         Some(row) => recent.refer(conn, (row.pk, row.user), commit)?,

@@ -156,7 +156,12 @@ async fn expiry(driver: &Driver) -> Option<Timestamp> {
     let at = summary(driver).await.expires_at;
     let loaded = driver.store.load(driver.session()).await.expect(HEALTHY);
     assert_eq!(loaded.and_then(|state| state.expires_at), at);
-    let due = driver.store.due(the_end(), 1_000).await.expect(HEALTHY);
+    let due = driver
+        .store
+        .due(the_end(), None, 1_000)
+        .await
+        .expect(HEALTHY)
+        .due;
     let own = |due: &&Due| due.session == driver.session() && due.kind == DueKind::Session;
     assert_eq!(due.iter().find(own).map(|due| due.at), at);
     at
@@ -211,16 +216,16 @@ pub(super) async fn sessions_are_due_when_their_life_ends(store: Arc<dyn Store>)
     let expected = [due(&drivers[1]), due(&drivers[2]), due(&drivers[0])];
     for (count, one) in expected.iter().enumerate() {
         let before = Timestamp::from_micros(one.at.as_micros() - 1);
-        let found = store.due(before, 10).await.expect(HEALTHY);
+        let found = store.due(before, None, 10).await.expect(HEALTHY).due;
         assert_eq!(found, expected[..count], "before {:?}", one.at);
-        let found = store.due(one.at, 10).await.expect(HEALTHY);
+        let found = store.due(one.at, None, 10).await.expect(HEALTHY).due;
         assert_eq!(found, expected[..=count], "at {:?}", one.at);
-        let found = store.due(the_end(), count).await.expect(HEALTHY);
+        let found = store.due(the_end(), None, count).await.expect(HEALTHY).due;
         assert_eq!(found, expected[..count], "at most {count}");
     }
     drivers[1].expire().await;
     drivers[2].delete_session().await;
-    let found = store.due(the_end(), 10).await.expect(HEALTHY);
+    let found = store.due(the_end(), None, 10).await.expect(HEALTHY).due;
     assert_eq!(found, expected[2..], "what is over is not due");
 }
 

@@ -61,6 +61,8 @@ pub(super) async fn ended_requests_are_found(store: Arc<dyn Store>) {
         parent: Some(driver.requests[1]),
         outcome: RequestOutcome::Failed,
         memory: None,
+        ran: false,
+        left_calls: false,
         started_by: driver
             .log
             .iter()

@@ -105,8 +105,8 @@ impl Picture {
             let answer = store.answer(answer_key(key)).await;
             picture.answers.push(answer.expect(HEALTHY));
         }
-        let due = store.due(the_end(), usize::MAX >> 1).await;
-        picture.due = due.expect(HEALTHY);
+        let due = store.due(the_end(), None, usize::MAX >> 1).await;
+        picture.due = due.expect(HEALTHY).due;
         // Things that are due in the same moment may come in any order.
         picture.due.sort_by_key(|due| (due.at, format!("{due:?}")));
         picture

@@ -8,10 +8,10 @@ use statehold_core::principal::Principal;
 use statehold_core::tenant::{TenantEvent, TenantHead, TenantRecord};
 
 use super::HEALTHY;
-use super::driver::block_on;
-use super::fixture::{api_key, key_created, name, seconds, session, user};
+use super::driver::{Driver, block_on};
+use super::fixture::{api_key, key_created, name, owner_of, seconds, session, user};
 use super::parallel::at_once;
-use crate::{AddressChange, ApiKey, ResumeAddress, Store, StoreError, TenantCommit};
+use crate::{AddressChange, Answer, ApiKey, ResumeAddress, Store, StoreError, TenantCommit};
 
 pub(super) async fn a_user_has_one_pseudonym(store: Arc<dyn Store>) {
     let ask = async |tenant: &str, text: &str, fresh| {
@@ -40,6 +40,45 @@ pub(super) async fn a_user_has_one_pseudonym(store: Arc<dyn Store>) {
     let several = store.user_names([6, 2, 5].map(user).to_vec()).await;
     let expected = [Some("bob"), None, Some("Zoë ✓")].map(|name| name.map(str::to_owned));
     assert_eq!(several.expect(HEALTHY), expected);
+}
+
+pub(super) async fn a_new_user_is_stored_with_the_commit_of_their_session(store: Arc<dyn Store>) {
+    let known = async |text: &str| {
+        let known = store.user(name("north"), text.to_owned()).await;
+        known.expect(HEALTHY)
+    };
+    let create = async |n, text: &str, key: Option<u64>| {
+        let mut driver = Driver::new(Arc::clone(&store), owner_of("north", "shop", n), n);
+        let create = driver.create(None);
+        let record = driver.record(&driver.client(), create).await;
+        let mut commit = driver.commit_of(&record);
+        commit.new_user = Some(text.to_owned());
+        commit.answer = key.map(|session_number| Answer {
+            key: Digest::sha256(b"a key"),
+            fingerprint: Digest::sha256(b"a call"),
+            session: session(session_number),
+            revision: 1,
+            body: Vec::new(),
+            expires_at: seconds(100),
+        });
+        store.commit(commit).await
+    };
+    create(1, "bob", Some(1)).await.expect(HEALTHY);
+    assert_eq!(known("bob").await, Some(user(1)));
+    let refused = create(2, "eve", Some(2)).await;
+    assert!(
+        matches!(refused, Err(StoreError::KeyTaken { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(known("eve").await, None, "a refused commit stores no user");
+    let refused = create(3, "bob", None).await;
+    assert!(
+        matches!(refused, Err(StoreError::UserTaken { known }) if known == user(1)),
+        "{refused:?}"
+    );
+    let summary = store.session(session(3)).await.expect(HEALTHY);
+    assert_eq!(summary, None, "a refused commit creates no session");
+    assert_eq!(known("bob").await, Some(user(1)));
 }
 
 pub(super) async fn of_many_who_ask_for_a_pseudonym_all_get_one(store: Arc<dyn Store>) {

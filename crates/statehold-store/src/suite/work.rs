@@ -1,10 +1,12 @@
 //! What waits for a worker, and whose time has come.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use statehold_core::command::Command;
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::session::TtlMode;
 
 use super::HEALTHY;
 use super::driver::Driver;
@@ -162,7 +164,11 @@ pub(super) async fn only_queued_requests_of_the_agent_are_claimable(store: Arc<d
 
 /// What is due at a second of the suite, with the second it was due.
 async fn due(store: &Arc<dyn Store>, second: i64, limit: usize) -> Vec<(SessionId, i64, DueKind)> {
-    let found = store.due(seconds(second), limit).await.expect(HEALTHY);
+    let found = store
+        .due(seconds(second), None, limit)
+        .await
+        .expect(HEALTHY)
+        .due;
     let since = |due: &Due| (due.at.as_micros() - seconds(0).as_micros()) / 1_000_000;
     found
         .iter()
@@ -209,11 +215,49 @@ pub(super) async fn leases_and_deadlines_are_due_in_order(store: Arc<dyn Store>)
     }
 }
 
+pub(super) async fn deadlines_come_in_pages_that_have_each_of_them_once(store: Arc<dyn Store>) {
+    for n in 1..=5 {
+        let mut driver = Driver::new(Arc::clone(&store), owner_of("north", "shop", n), n);
+        // The lease, the hold and the life of a session end in the same moment, and so do those of the next.
+        driver.now = seconds(0);
+        let create = driver.create_for(TtlMode::Fixed, 59_000);
+        driver.ok(&driver.client(), create).await;
+        driver.now = seconds(9);
+        driver.run("planner", 49_000).await;
+        driver.now = seconds(19);
+        driver.run("writer", 600_000).await;
+        driver.now = seconds(29);
+        let ask = driver.question(2, Some(30_000));
+        driver.by_worker(ask).await;
+    }
+    let all = store.due(the_end(), None, 100).await.expect(HEALTHY);
+    assert_eq!(all.next, None, "one page has them all");
+    let times: BTreeSet<_> = all.due.iter().map(|due| due.at).collect();
+    assert!(
+        times.len() < all.due.len(),
+        "some are due in the same moment"
+    );
+    assert_eq!(all.due.len(), 15);
+    for limit in 1..=16 {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let page = store.due(the_end(), after, limit).await.expect(HEALTHY);
+            assert!(page.due.len() <= limit, "at most {limit}");
+            found.extend(page.due);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(found, all.due, "in pages of {limit}");
+    }
+}
+
 pub(super) async fn only_running_leases_and_open_holds_are_due(store: Arc<dyn Store>) {
     let mut driver = Driver::begin(&store, 1).await;
     driver.run("planner", 10_000).await;
     let is_due = async |kind: DueKind| {
-        let found = store.due(the_end(), 100).await.expect(HEALTHY);
+        let found = store.due(the_end(), None, 100).await.expect(HEALTHY).due;
         found.iter().any(|due| due.kind == kind)
     };
     let lease = DueKind::Lease(driver.requests[0]);
@@ -247,7 +291,7 @@ pub(super) async fn only_running_leases_and_open_holds_are_due(store: Arc<dyn St
     let done = driver.complete(1);
     driver.by_worker(done).await;
     assert_eq!(
-        store.due(the_end(), 100).await.expect(HEALTHY),
+        store.due(the_end(), None, 100).await.expect(HEALTHY).due,
         [],
         "all is over"
     );

@@ -557,7 +557,10 @@ impl Picture {
             shared,
             open_holds: store.open_holds(open_holds).await?,
             claimable,
-            due: store.due(Timestamp::from_micros(i64::MAX), 100).await?,
+            due: store
+                .due(Timestamp::from_micros(i64::MAX), None, 100)
+                .await?
+                .due,
         })
     }
 }

@@ -156,7 +156,7 @@ impl<'a> TurnSearch<'a> {
             if !is_repeat || !self.may_have_started(&detail) {
                 continue;
             }
-            if is_transient(&detail) && self.has_no_open_call(request, end.ended_by).await? {
+            if is_transient(&detail) && end.continuation().is_some() {
                 self.continues = Some((task, request));
                 return Ok(None);
             }
@@ -165,20 +165,6 @@ impl<'a> TurnSearch<'a> {
             }
         }
         Ok(None)
-    }
-
-    /// Whether every tool call of a turn that has ended has a result.
-    async fn has_no_open_call(
-        &self,
-        request: RequestId,
-        ended_by: u64,
-    ) -> Result<bool, EngineError> {
-        let store = &self.engine.inner().store;
-        let before = store.load_at(self.input.session, ended_by - 1).await?;
-        let live = before
-            .as_ref()
-            .and_then(|state| state.requests.get(&request));
-        Ok(live.is_some_and(|live| live.calls.is_empty()))
     }
 
     /// Decides holds of the session. The turn of the call is the one of the last hold.

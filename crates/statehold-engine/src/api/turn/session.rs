@@ -37,6 +37,7 @@ pub async fn stateless_session(
         Caller {
             principal: Principal::User(user),
             user: Some(user),
+            new_user: None,
             agents: BTreeSet::new(),
             key: None,
             ..as_client(caller)

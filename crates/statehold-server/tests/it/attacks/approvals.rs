@@ -869,3 +869,24 @@ async fn attack_39_keys_are_forgotten_after_a_day_and_decisions_never() {
     let again = boss.send("POST", &asked.path(), &headers, approval).await;
     assert_eq!(again.body, decided.body, "a decision is for ever");
 }
+
+#[tokio::test]
+async fn attack_12_arguments_with_a_key_twice_are_refused_from_workers_and_deciders() {
+    let rig = Rig::in_memory().await;
+    let asked = Asked::new(&rig, json!({})).await;
+    let twice = r#"{"n":1,"to":{"iban":"a","\u0069ban":"b"}}"#;
+    let held = json!({"fence": asked.claimed["fence"]}).to_string();
+    let held = held.trim_end_matches('}');
+    let open = format!(
+        r#"{held},"kind":"approval","title":"Pay?","action":{{"tool":"pay","args":{twice}}}}}"#
+    );
+    let path = format!("/v1/requests/{}/holds", text(&asked.claimed, "id"));
+    let refused = asked.helper.send("POST", &path, &[], open).await;
+    refused.refused(400, "bad_json");
+    let boss = rig.key(&["approver"]).await;
+    let digest = asked.hold["action"]["digest"].to_string();
+    let edit = format!(r#"{{"decision":"edit","digest":{digest},"args":{twice}}}"#);
+    let refused = boss.send("POST", &asked.path(), &[], edit).await;
+    refused.refused(400, "bad_json");
+    boss.post(&asked.path(), &asked.approval()).await.ok(200);
+}

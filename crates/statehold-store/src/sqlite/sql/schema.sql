@@ -1,4 +1,4 @@
--- Layout 2. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
+-- Layout 3. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
 -- The log is written in the order of arrival: a commit touches its tail and a few small rows, never
 -- the middle of a long history. Each log row names the row before it of the same session, and, in
 -- `links`, the row before it of each task whose history it adds to, and, in `exchanges`, where the memories

@@ -58,8 +58,8 @@ fn a_backup_says_what_the_store_said() {
     wait(fill(&store));
     let backup = directory.path().join("backup.db");
     wait(store.backup(backup.clone())).expect("backed up");
-    let fenced = |store: &SqliteStore| wait(store.due(Timestamp::from_micros(i64::MAX), 100));
-    let due = fenced(&store).expect("reads");
+    let fenced = |store: &SqliteStore| wait(store.due(Timestamp::from_micros(i64::MAX), None, 100));
+    let due = fenced(&store).expect("reads").due;
     drop(store);
     let ids = Ids::of(directory.path());
     let copy = restored(&backup);
@@ -72,7 +72,7 @@ fn a_backup_says_what_the_store_said() {
         require_clean(directory.path()).records + live
     );
     let (store, copied) = (open(directory.path()), open(copy.path()));
-    let left = fenced(&copied).expect("reads");
+    let left = fenced(&copied).expect("reads").due;
     let is_hold = |due: &&statehold_store::Due| matches!(due.kind, DueKind::Hold(_));
     assert_eq!(due.len(), 2, "a lease and a deadline");
     assert_eq!(
@@ -106,7 +106,9 @@ fn a_worker_of_a_session_that_ends_before_its_lease_has_no_lease_in_a_copy() {
     let copy = restored(&backup);
     require_clean(copy.path());
     let copied = open(copy.path());
-    let due = wait(copied.due(Timestamp::from_micros(i64::MAX), 100)).expect("reads");
+    let due = wait(copied.due(Timestamp::from_micros(i64::MAX), None, 100))
+        .expect("reads")
+        .due;
     let is_lease = |due: &statehold_store::Due| matches!(due.kind, DueKind::Lease(_));
     assert!(!due.iter().any(is_lease), "{due:?}");
     let state = wait(copied.load(author.session())).expect("reads");
@@ -281,8 +283,8 @@ fn a_damaged_or_foreign_backup_is_refused_and_nothing_is_left() {
             "layout 1, which an earlier version writes",
         ),
         (
-            "PRAGMA user_version = 3",
-            "layout 3, which a newer version writes",
+            "PRAGMA user_version = 4",
+            "layout 4, which a newer version writes",
         ),
         ("CREATE VIEW evil AS SELECT 1", "view `evil`"),
     ] {
