@@ -28,6 +28,7 @@ async fn say_hello(rig: &Rig, log: &Arc<DeliveryLog>) -> RequestId {
         credential: None,
         config: Some(Digest::sha256(b"a declaration")),
         decides_elsewhere: false,
+        arrived: std::time::Instant::now(),
     };
     let turn = open_turn(&rig.engine, log, input, Vec::new()).await;
     turn.expect("a turn").handle.request

@@ -123,16 +123,20 @@ impl Tail {
     }
 
     /// Takes over the rows of a group of commits that are durable now, of sessions that have an entry, and
-    /// answers for its sessions again.
-    pub(super) fn end_group(&self, durable: Vec<(Box<Commit>, RowColumns)>) {
+    /// answers for its sessions again. Returns the commits that it does not take over, in their order.
+    pub(super) fn end_group(
+        &self,
+        durable: Vec<(Box<Commit>, RowColumns)>,
+    ) -> Vec<Option<Box<Commit>>> {
         if self.bytes_max == 0 {
-            return;
+            return durable.into_iter().map(|(commit, _)| Some(commit)).collect();
         }
         let kept = self.lock();
         let is_read = |commit: &Commit| kept.committing.get(&commit.session()) == Some(&true);
         let is_read: Vec<bool> = durable.iter().map(|(commit, _)| is_read(commit)).collect();
         drop(kept);
         let (mut rows, mut unread, mut ended) = (Vec::new(), Vec::new(), Vec::new());
+        let mut left = Vec::with_capacity(durable.len());
         for ((mut commit, columns), is_read) in durable.into_iter().zip(is_read) {
             // A fork ends copies; the requests of the origin do not change.
             if commit.writes.fork.is_none() {
@@ -140,8 +144,10 @@ impl Tail {
             }
             if is_read {
                 rows.push(self.new_row(commit, columns));
+                left.push(None);
             } else {
                 unread.push(commit.session());
+                left.push(Some(commit));
             }
         }
         self.change(|kept| {
@@ -155,6 +161,7 @@ impl Tail {
                 kept.remove(session);
             }
         });
+        left
     }
 
     fn new_row(&self, mut commit: Box<Commit>, columns: RowColumns) -> NewRow {

@@ -31,10 +31,17 @@ const GROUP_MAX: usize = 512;
 /// written to the file once per checkpoint, and each checkpoint waits for the disk.
 const CHECKPOINT_BYTES: u64 = 8 * 1024 * 1024;
 
-type Reply = oneshot::Sender<Result<u64, StoreError>>;
+type Reply = oneshot::Sender<Result<Written, StoreError>>;
 /// Work for the writing connection, or the error that the writer has stopped. It answers its caller
 /// itself and returns how many bytes it wrote, or a failure of the disk.
 type Task = Box<dyn FnOnce(Result<&mut Connection, StoreError>) -> Result<u64, StoreError> + Send>;
+
+/// A commit that is durable. Its caller frees what is left of it, because freeing takes as long as a part of
+/// the writing, and the next group waits.
+struct Written {
+    revision: u64,
+    _rest: Option<Box<Commit>>,
+}
 
 /// A commit in line, with the places of a fork.
 struct Queued {
@@ -102,7 +109,8 @@ impl Writer {
         };
         self.send(Job::Commit(queued)).await?;
         Ok(Box::pin(async {
-            answer.await.unwrap_or(Err(StoreError::Stopped))
+            let written = answer.await.unwrap_or(Err(StoreError::Stopped));
+            written.map(|written| written.revision)
         }))
     }
 
@@ -264,9 +272,13 @@ impl Group {
             answers.push((reply, answer.map(|()| revision)));
         }
         // Before the answers: a caller that has its answer finds the row in the tail.
-        self.tail.end_group(durable);
+        let mut rest = self.tail.end_group(durable).into_iter();
         for (reply, answer) in answers {
-            drop(reply.send(answer));
+            let written = answer.map(|revision| Written {
+                revision,
+                _rest: rest.next().flatten(),
+            });
+            drop(reply.send(written));
         }
         self.wrote(0);
     }
