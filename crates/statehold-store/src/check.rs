@@ -60,6 +60,17 @@ impl CheckReport {
         }
     }
 
+    /// Notes damage that a part of the check met, so that the next part is checked all the same.
+    pub(crate) fn go_on(&mut self, checked: Result<(), StoreError>) -> Result<(), StoreError> {
+        match checked {
+            Err(error @ StoreError::Corrupt { .. }) => {
+                self.add(Problem::of(ProblemKind::Projection, &error));
+                Ok(())
+            }
+            checked => checked,
+        }
+    }
+
     pub(crate) fn add(&mut self, problem: Problem) {
         self.problems_total += 1;
         if self.problems.len() < PROBLEMS_KEPT_MAX {

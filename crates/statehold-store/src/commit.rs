@@ -31,6 +31,8 @@ pub struct Commit {
     pub answer: Option<Answer>,
     /// The name of the session's user, if this is the first commit that is theirs.
     pub new_user: Option<String>,
+    /// The checksum of the answer, if the store keeps one.
+    pub(crate) answer_sum: Option<Vec<u8>>,
     pub(crate) packed_record: Vec<u8>,
     pub(crate) packed_bodies: Vec<u8>,
     /// Payloads that are long enough to be stored once.
@@ -262,6 +264,7 @@ impl Commit {
             after,
             changes,
             answer: None,
+            answer_sum: None,
             new_user: None,
         })
     }

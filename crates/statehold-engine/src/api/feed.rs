@@ -40,7 +40,12 @@ pub async fn session(
     if after > current {
         return Err(EngineError::FeedAhead { current });
     }
-    let feed = SessionFeed::new(engine.clone(), caller.clone(), session, after);
+    let feed = Box::new(SessionFeed::new(
+        engine.clone(),
+        caller.clone(),
+        session,
+        after,
+    ));
     Ok(Feed::new(engine, caller, FeedSource::Session(feed)))
 }
 
@@ -91,7 +96,7 @@ pub struct Feed {
 
 #[derive(Debug)]
 enum FeedSource {
-    Session(SessionFeed),
+    Session(Box<SessionFeed>),
     Sessions { after: u64 },
     Holds { after: HoldPosition },
 }

@@ -153,14 +153,14 @@ mod tests {
     async fn deadlines_that_cannot_be_settled_hide_no_other_and_do_not_lengthen_a_run() {
         let count = 5 * PAGES_MAX * PAGE / 2;
         let (list, walk) = (List::of((0..count).map(|_| 1)), DueWalk::default());
-        let (last, mut runs, mut found) = (count - 1, 0, Vec::new());
+        let (end, mut runs, mut found) = (count - 1, 0, Vec::new());
         while found.is_empty() {
-            found = list.run(&walk, |at| at == last).await;
+            found = list.run(&walk, |at| at == end).await;
             runs += 1;
             let read = list.pages_read.swap(0, Ordering::Relaxed);
             assert!(read <= PAGES_MAX, "{read} pages in one run");
         }
-        assert_eq!((found, runs), (vec![last], 3));
+        assert_eq!((found, runs), (vec![end], 3));
         let again = list.run(&walk, |at| at == 0).await;
         assert_eq!(again, [0], "the next run begins with the earliest again");
     }

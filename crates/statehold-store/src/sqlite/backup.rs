@@ -41,7 +41,7 @@ pub(super) fn copy(conn: &Connection, to: &Path) -> Result<(), StoreError> {
     // One plain file, safe to copy on its own.
     target
         .query_row("PRAGMA journal_mode = DELETE", [], |_| Ok(()))
-        .and_then(|()| target.execute("UPDATE meta SET value = 'backup' WHERE key = 'kind'", []))
+        .and_then(|()| schema::set_meta(&target, "kind", "backup"))
         .map_err(&place)?;
     drop(target);
     finish(&part, to)
@@ -99,11 +99,9 @@ fn make_live(source: &Connection, part: &Path) -> Result<(), StoreError> {
             format!("it says epoch {epoch:?}"),
         ));
     };
-    let sql = "UPDATE meta SET value = CASE key WHEN 'kind' THEN 'live' ELSE ?1 END
-               WHERE key IN ('kind', 'epoch')";
     let later = (u64::from(epoch) + 1).to_string();
-    target.execute(sql, [later]).map_err(&place)?;
-    Ok(())
+    schema::set_meta(&target, "epoch", &later).map_err(&place)?;
+    schema::set_meta(&target, "kind", "live").map_err(&place)
 }
 
 /// Refuses a file in which the check found a problem, and names the first.

@@ -8,6 +8,7 @@ mod beside;
 mod columns;
 mod erased;
 mod memories;
+mod sums;
 mod tenant;
 
 use std::collections::BTreeMap;
@@ -94,10 +95,18 @@ fn check_all(
         // Data on damaged pages cannot be checked further.
         return Ok(());
     }
-    check_meta(conn, report)?;
+    let is_alone = is_alone(conn, extent.tenant)?;
+    if is_alone {
+        let checked = check_meta(conn, report);
+        report.go_on(checked)?;
+        let checked = sums::check(conn, report);
+        report.go_on(checked)?;
+    }
     let mut anchors = Anchors::default();
-    tenant::check(conn, keys, extent, &mut anchors, report)?;
-    let sessions = session_ids(conn, extent.tenant)?;
+    let checked = tenant::check(conn, keys, extent, &mut anchors, report);
+    report.go_on(checked)?;
+    let beside_sessions = report.problems_total;
+    let sessions = session_ids(conn, extent.tenant, report)?;
     let mut rows = RowCounts::new();
     for (done, session) in sessions.iter().enumerate() {
         progress(done, sessions.len());
@@ -115,13 +124,13 @@ fn check_all(
     }
     progress(sessions.len(), sessions.len());
     anchors.report_missing(report);
-    if !is_alone(conn, extent.tenant)? {
+    if !is_alone {
         // The rest is about the whole file, and would tell one tenant of another.
         return Ok(());
     }
     rows.compare(conn, report)?;
     // On a damaged log this would only say the same things again.
-    if report.problems.is_empty() {
+    if report.problems_total == beside_sessions {
         beside::check(conn, report)?;
     }
     Ok(())
@@ -193,11 +202,26 @@ fn check_pages(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreE
     Ok(())
 }
 
-fn session_ids(conn: &Connection, tenant: Option<&Name>) -> Result<Vec<SessionId>, StoreError> {
-    let sql = "SELECT id FROM session WHERE ?1 IS NULL OR tenant = ?1 ORDER BY pk";
-    read::all(conn, sql, [tenant.map(Name::as_str)], |row| {
-        Ok(SessionId::from_uuid(row.get::<_, Uuid16>(0)?.0))
-    })
+/// The sessions. A row whose id cannot be read is named, and hides no other.
+fn session_ids(
+    conn: &Connection,
+    tenant: Option<&Name>,
+    report: &mut CheckReport,
+) -> Result<Vec<SessionId>, StoreError> {
+    let sql = "SELECT id, pk FROM session WHERE ?1 IS NULL OR tenant = ?1 ORDER BY pk";
+    let rows = read::all(conn, sql, [tenant.map(Name::as_str)], |row| {
+        Ok((row.get::<_, Uuid16>(0).ok(), row.get::<_, i64>(1)?))
+    })?;
+    let mut found = Vec::new();
+    for (id, pk) in rows {
+        if let Some(id) = id {
+            found.push(SessionId::from_uuid(id.0));
+        } else {
+            let place = format!("row {pk} of the table `session`");
+            report.add(Problem::projection(place, "has no id that can be read"));
+        }
+    }
+    Ok(found)
 }
 
 /// How many rows the logs call for, over all sessions; more in the file means rows out of nowhere.
@@ -411,7 +435,7 @@ fn compare_projections(
     rows.add("session", 1);
     rows.add(
         "log",
-        usize::try_from(row.revision - row.origin_seq).unwrap_or(usize::MAX),
+        usize::try_from(row.revision.saturating_sub(row.origin_seq)).unwrap_or(usize::MAX),
     );
     Ok(())
 }

@@ -6,6 +6,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, MAIN_DB, OpenFlags};
 
 use super::sql::{corrupt_or_unavailable, damaged, from_sql};
+use super::sums::row_sum;
 use crate::port::StoreError;
 
 /// "SHLD" as a number: the application id in the file header.
@@ -150,10 +151,11 @@ pub(super) fn create(conn: &mut Connection) -> Result<(), StoreError> {
         let tx = conn.transaction().map_err(&place)?;
         tx.execute_batch(SCHEMA).map_err(&place)?;
         tx.execute_batch(&format!(
-            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {LAYOUT_VERSION};
-             INSERT OR IGNORE INTO meta VALUES('epoch', '1'), ('kind', 'live');"
+            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {LAYOUT_VERSION};"
         ))
         .map_err(&place)?;
+        set_meta(&tx, "epoch", "1").map_err(&place)?;
+        set_meta(&tx, "kind", "live").map_err(&place)?;
         tx.commit().map_err(&place)?;
     }
     require_known_schema(conn)
@@ -219,6 +221,13 @@ fn entries(conn: &Connection) -> rusqlite::Result<Vec<Entry>> {
     let mut statement = conn.prepare("SELECT type, name, sql FROM sqlite_schema ORDER BY name")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
     rows.collect()
+}
+
+/// Sets a value of the `meta` table.
+pub(super) fn set_meta(conn: &Connection, key: &str, value: &str) -> rusqlite::Result<()> {
+    let sum = row_sum(&[key.into(), value.into()]);
+    let sql = "INSERT OR REPLACE INTO meta VALUES(?1, ?2, ?3)";
+    conn.execute(sql, (key, value, sum)).map(drop)
 }
 
 /// A value of the `meta` table.

@@ -11,6 +11,7 @@ use super::log::Uuid16;
 use super::read::{all, first};
 use super::snapshot::Snapshot;
 use super::sql::{corrupt_or_unavailable, damaged, id_bytes, to_sql};
+use super::sums::row_sum;
 use crate::codec;
 use crate::port::{AddressChange, ApiKey, ResumeAddress, StoreError, TenantCommit};
 
@@ -40,10 +41,10 @@ pub(super) fn intern_user(
     if let Some(known) = user(conn, tenant, name)? {
         return Ok(known);
     }
-    conn.prepare_cached("INSERT INTO user VALUES(?1, ?2, ?3)")
-        .and_then(|mut statement| {
-            statement.execute((id_bytes(fresh.as_uuid()), tenant.as_str(), name))
-        })
+    let id = id_bytes(fresh.as_uuid());
+    let sum = row_sum(&[id.into(), tenant.as_str().into(), name.into()]);
+    conn.prepare_cached("INSERT INTO user VALUES(?1, ?2, ?3, ?4)")
+        .and_then(|mut statement| statement.execute((id, tenant.as_str(), name, sum)))
         .map_err(corrupt_or_unavailable("the table `user`"))?;
     Ok(fresh)
 }
@@ -77,21 +78,20 @@ pub(super) fn commit(conn: &mut Connection, commit: &TenantCommit) -> Result<(),
         .map_err(&place)?;
     if let Some(key) = &commit.key {
         let body = serde_json::to_vec(key).expect("our own types always serialize to JSON");
-        let row = params![
-            id_bytes(key.id.as_uuid()),
-            key.tenant.as_str(),
-            key.secret.as_bytes().as_slice(),
-            body
-        ];
-        transaction
-            .execute("INSERT OR REPLACE INTO api_key VALUES(?1, ?2, ?3, ?4)", row)
-            .map_err(&place)?;
+        let (id, secret) = (id_bytes(key.id.as_uuid()), key.secret.as_bytes().as_slice());
+        let tenant = key.tenant.as_str();
+        let sum = row_sum(&[id.into(), tenant.into(), secret.into(), body[..].into()]);
+        let sql = "INSERT OR REPLACE INTO api_key VALUES(?1, ?2, ?3, ?4, ?5)";
+        let row = params![id, tenant, secret, body, sum];
+        transaction.execute(sql, row).map_err(&place)?;
     }
     match &commit.address {
         Some(AddressChange::Set(address)) => {
             let body = serde_json::to_vec(address).expect("our own types always serialize to JSON");
-            let row = params![address.tenant.as_str(), address.agent.as_str(), body];
-            let sql = "INSERT OR REPLACE INTO resume_address VALUES(?1, ?2, ?3)";
+            let (tenant, agent) = (address.tenant.as_str(), address.agent.as_str());
+            let sum = row_sum(&[tenant.into(), agent.into(), body[..].into()]);
+            let row = params![tenant, agent, body, sum];
+            let sql = "INSERT OR REPLACE INTO resume_address VALUES(?1, ?2, ?3, ?4)";
             transaction.execute(sql, row).map_err(&place)?;
         }
         Some(AddressChange::Removed(agent)) => {

@@ -241,13 +241,10 @@ fn keep_answer(conn: &Connection, commit: &Commit) -> Result<(), StoreError> {
         to_sql(answer.revision),
         answer.body,
         answer.expires_at.as_micros(),
+        commit.answer_sum,
     ];
-    run(
-        conn,
-        "INSERT INTO answer VALUES(?1, ?2, ?3, ?4, ?5, ?6)",
-        row,
-    )
-    .map(drop)
+    let sql = "INSERT INTO answer VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+    run(conn, sql, row).map(drop)
 }
 
 /// Forgets answers whose time is over; returns how many.

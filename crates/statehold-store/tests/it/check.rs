@@ -12,11 +12,11 @@ use statehold_core::tenant::{TenantEvent, TenantRecord};
 use statehold_store::sqlite::{FILE_NAME, Problem, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::suite::{fixture, story};
-use statehold_store::{AddressChange, PageLimit, ResumeAddress, Store, TenantCommit};
+use statehold_store::{AddressChange, Answer, PageLimit, ResumeAddress, Store, TenantCommit};
 
 /// A file with everything in it that can happen: a session and a fork of it, one that will expire,
 /// one that was deleted and one that is being deleted, keys, users and an audit stream.
-fn fill(directory: &Path) {
+pub(crate) fn fill(directory: &Path) {
     let store = SqliteStore::open(directory, SqliteOptions::default()).expect("a new store opens");
     let store: Arc<dyn Store> = Arc::new(store);
     block_on(async {
@@ -44,11 +44,30 @@ fn fill(directory: &Path) {
                 .expect("the store erases");
             assert_eq!(is_left, n == 5);
         }
+        keep_answer(&store).await;
         let known = "bob".to_owned();
         let user = store.intern_user(fixture::name("north"), known, fixture::user(1));
         user.await.expect("the store knows users");
         keep_keys(&*store).await;
     });
+}
+
+/// The answer to a call with an idempotency key.
+async fn keep_answer(store: &Arc<dyn Store>) {
+    let mut driver = Driver::begin(store, 6).await;
+    let patch = StatePatch::default();
+    let nothing = Command::PutState { patch, by: None };
+    let record = driver.record(&driver.client(), nothing).await;
+    let mut commit = driver.commit_of(&record);
+    commit.answer = Some(Answer {
+        key: Digest::sha256(b"a key"),
+        fingerprint: Digest::sha256(b"a call"),
+        session: driver.session(),
+        revision: 2,
+        body: b"what the caller was told".to_vec(),
+        expires_at: fixture::seconds(1_000),
+    });
+    store.commit(commit).await.expect("it follows");
 }
 
 /// Long payloads, some of them again, private state, and children.
@@ -127,7 +146,7 @@ async fn keep_address(store: &dyn Store) {
     store.commit_tenant(commit).await.expect("it follows");
 }
 
-fn check(directory: &Path) -> Vec<Problem> {
+pub(crate) fn check(directory: &Path) -> Vec<Problem> {
     SqliteStore::check(directory, &mut |_, _| {})
         .expect("the file opens")
         .problems
@@ -169,10 +188,8 @@ fn what_only_a_table_knows_cannot_be_noticed() {
     let sound = std::fs::read(directory.path().join(FILE_NAME)).expect("one tidy file");
     for sql in [
         // Records have the pseudonym only, so that whoever forgets the name has forgotten it.
-        "UPDATE user SET name = 'eve'",
         "DELETE FROM user",
-        // Not in the stream: what people call a key.
-        "UPDATE api_key SET body = CAST(replace(body, 'key 1', 'key 9') AS BLOB)",
+        "DELETE FROM answer",
     ] {
         let changed = Connection::open(directory.path().join(FILE_NAME))
             .and_then(|conn| conn.execute(sql, []))
@@ -183,7 +200,7 @@ fn what_only_a_table_knows_cannot_be_noticed() {
     }
 }
 
-fn put_back(directory: &Path, sound: &[u8]) {
+pub(crate) fn put_back(directory: &Path, sound: &[u8]) {
     std::fs::write(directory.join(FILE_NAME), sound).expect("the file is put back");
     for rest in ["db-wal", "db-shm"] {
         let path = directory.join(FILE_NAME).with_extension(rest);
@@ -342,6 +359,13 @@ const TAMPERED: &[&str] = &[
     "UPDATE erasure SET log = 1000000",
     "INSERT INTO erasure VALUES(1, 'all', 1)",
     "INSERT INTO erasure VALUES(1000, 'all', 1)",
+    // Rows that only their checksums speak of.
+    "UPDATE user SET name = 'eve'",
+    "UPDATE user SET sum = zeroblob(8)",
+    "UPDATE api_key SET body = CAST(replace(body, 'key 1', 'key 9') AS BLOB) WHERE rowid = 1",
+    "UPDATE answer SET body = CAST('another' AS BLOB)",
+    "UPDATE answer SET fingerprint = zeroblob(32)",
+    "UPDATE meta SET value = '3' WHERE key = 'epoch'",
     // Keys and the audit stream.
     "DELETE FROM api_key WHERE rowid = 1",
     "UPDATE api_key SET tenant = 'south' WHERE rowid = 1",
@@ -351,12 +375,12 @@ const TAMPERED: &[&str] = &[
     "UPDATE api_key SET tenant = 'south', body = CAST(replace(body, 'north', 'south') AS BLOB)
      WHERE rowid = 1",
     "UPDATE api_key SET body = CAST(json_set(CAST(body AS TEXT), '$.revoked_at', NULL) AS BLOB)",
-    "INSERT INTO api_key SELECT zeroblob(16), tenant, zeroblob(32), body FROM api_key LIMIT 1",
+    "INSERT INTO api_key SELECT zeroblob(16), tenant, zeroblob(32), body, sum FROM api_key LIMIT 1",
     "DELETE FROM resume_address",
     "UPDATE resume_address SET agent = 'booker'",
     "UPDATE resume_address SET tenant = 'south'",
     "UPDATE resume_address SET body = CAST(replace(body, 'worker.example', 'evil.example') AS BLOB)",
-    "INSERT INTO resume_address SELECT 'south', agent, CAST(replace(body, 'north', 'south') AS BLOB)
+    "INSERT INTO resume_address SELECT 'south', agent, CAST(replace(body, 'north', 'south') AS BLOB), sum
      FROM resume_address",
     "DELETE FROM tenant_log",
     "DELETE FROM tenant_log WHERE seq = 1",

@@ -3,6 +3,7 @@
 #![cfg(feature = "suite")]
 
 mod check;
+mod damaged_columns;
 mod erase;
 mod fork_cost;
 mod group;

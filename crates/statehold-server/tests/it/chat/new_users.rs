@@ -82,10 +82,10 @@ async fn a_call_that_is_refused_stores_no_user() {
     }
     assert_eq!(payload_keys(&rig), keys, "nor are keys made for them");
 
-    let carl = [("x-statehold-user", "carl")];
+    let as_carl = [("x-statehold-user", "carl")];
     let call = {
         let (backend, body) = (backend.clone(), chat("helper", "hello"));
-        tokio::spawn(async move { backend.send("POST", "/v1/chat", &carl, body).await })
+        tokio::spawn(async move { backend.send("POST", "/v1/chat", &as_carl, body).await })
     };
     let work = claim(&helper, "helper").await;
     act(&helper, &work, "complete", json!({"output": "hi"}))

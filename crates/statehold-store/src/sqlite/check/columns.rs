@@ -145,15 +145,14 @@ pub(super) fn compare_queues(
     for live in folded.requests.values() {
         let sql = "SELECT tenant, agent, queued, lease_until FROM live_request WHERE id = ?1";
         let id = id_bytes(live.id.as_uuid());
-        let found: Option<([String; 2], bool, Option<i64>)> =
-            read::first(conn, sql, [id], |row| {
-                Ok(([row.get(0)?, row.get(1)?], row.get(2)?, row.get(3)?))
-            })?;
+        let found: Option<([String; 2], i64, Option<i64>)> = read::first(conn, sql, [id], |row| {
+            Ok(([row.get(0)?, row.get(1)?], row.get(2)?, row.get(3)?))
+        })?;
         let agent = folded.tasks.get(&live.task).map(|task| task.agent.as_str());
         let lease = live.lease.filter(|_| live.status == LiveStatus::Running);
         let is_same = found.is_some_and(|(names, queued, until)| {
             [tenant, agent] == [Some(names[0].as_str()), Some(names[1].as_str())]
-                && queued == (live.status == LiveStatus::Queued)
+                && queued == i64::from(live.status == LiveStatus::Queued)
                 && until == lease.map(|lease| lease.until.as_micros())
         });
         if !is_same {

@@ -87,7 +87,13 @@ impl ErasureCheck {
         let mut until = erase::shared_until(conn, row.pk)?;
         if let Some((payloads, at)) = pending {
             rows.add("erasure", 1);
-            until = until.max(log::row(conn, at)?.seq);
+            let at = log::row(conn, at)?;
+            until = until.max(at.seq);
+            if at.session != row.pk {
+                let place = format!("the row of session {} in `erasure`", row.id);
+                let what = "goes on in another session";
+                report.add(Problem::projection(place, what).in_session(row.id));
+            }
             if self.removed.map(erase::name_of) != Some(payloads.as_str()) {
                 let place = format!("the row of session {} in `erasure`", row.id);
                 let what = "removes payloads that no record says are removed";

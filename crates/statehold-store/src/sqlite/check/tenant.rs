@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rusqlite::Connection;
+use rusqlite::{Connection, Row};
 use statehold_core::digest::Digest;
 use statehold_core::ids::KeyId;
 use statehold_core::name::Name;
@@ -52,7 +52,8 @@ pub(super) fn check(
         }
         stream.finish(report);
     }
-    compare_addresses(conn, extent.tenant, &said.addresses, report)?;
+    let compared = compare_addresses(conn, extent.tenant, &said.addresses, report);
+    report.go_on(compared)?;
     compare_keys(conn, extent.tenant, &said.keys, report)
 }
 
@@ -151,14 +152,19 @@ fn compare_keys(
     said: &Said,
     report: &mut CheckReport,
 ) -> Result<(), StoreError> {
-    type Row = (Vec<u8>, String, Vec<u8>, Vec<u8>);
-    let sql = "SELECT id, tenant, secret, body FROM api_key WHERE ?1 IS NULL OR tenant = ?1";
-    let rows: Vec<Row> = read::all(conn, sql, [tenant.map(Name::as_str)], |row| {
-        Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+    let sql = "SELECT id, tenant, secret, body, rowid FROM api_key WHERE ?1 IS NULL OR tenant = ?1";
+    let rows = read::all(conn, sql, [tenant.map(Name::as_str)], |row| {
+        Ok((key_columns(row).ok(), row.get::<_, i64>(4)?))
     })?;
     let mut found = BTreeSet::new();
-    for (id, owner, secret, body) in rows {
-        let kept = tenant::parse_key(&body)?;
+    for (columns, row) in rows {
+        let key = columns.and_then(|columns| Some((tenant::parse_key(&columns.3).ok()?, columns)));
+        let Some((kept, (id, owner, secret, _))) = key else {
+            let place = format!("row {row} of the table `api_key`");
+            let what = "has no key that can be read";
+            report.add(Problem::new(ProblemKind::Entry, place, what));
+            continue;
+        };
         let is_filed = id == kept.id.as_uuid().as_bytes()
             && owner == kept.tenant.as_str()
             && secret == kept.secret.as_bytes();
@@ -177,6 +183,13 @@ fn compare_keys(
         report.add(wrong(*key, "is missing"));
     }
     Ok(())
+}
+
+/// The id, the tenant, the secret and the body of a key.
+type KeyColumns = (Vec<u8>, String, Vec<u8>, Vec<u8>);
+
+fn key_columns(row: &Row<'_>) -> rusqlite::Result<KeyColumns> {
+    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
 }
 
 /// The expected entry of the stream for a key. The stream has neither its digest nor its name.

@@ -4,9 +4,12 @@
 -- `links`, the row before it of each task whose history it adds to, and, in `exchanges`, where the memories
 -- of agents go on backwards. Waypoints make seeking cheap.
 
+-- The rows of `meta`, `answer`, `user`, `api_key` and `resume_address` cannot be made again from the log, so each
+-- has a checksum of its other columns.
 CREATE TABLE meta(
   key TEXT PRIMARY KEY NOT NULL,
-  value TEXT NOT NULL
+  value TEXT NOT NULL,
+  sum BLOB NOT NULL
 );
 
 CREATE TABLE session(
@@ -212,7 +215,8 @@ CREATE TABLE answer(
   session BLOB NOT NULL,
   revision INTEGER NOT NULL,
   body BLOB NOT NULL,
-  expires_at INTEGER NOT NULL
+  expires_at INTEGER NOT NULL,
+  sum BLOB NOT NULL
 );
 CREATE INDEX answer_by_expiry ON answer(expires_at);
 CREATE INDEX answer_by_session ON answer(session);
@@ -236,7 +240,8 @@ CREATE TABLE erasure(
 CREATE TABLE user(
   id BLOB PRIMARY KEY NOT NULL,
   tenant TEXT NOT NULL,
-  name TEXT NOT NULL
+  name TEXT NOT NULL,
+  sum BLOB NOT NULL
 );
 CREATE UNIQUE INDEX user_by_name ON user(tenant, name);
 
@@ -244,7 +249,8 @@ CREATE TABLE api_key(
   id BLOB PRIMARY KEY NOT NULL,
   tenant TEXT NOT NULL,
   secret BLOB NOT NULL UNIQUE,
-  body BLOB NOT NULL
+  body BLOB NOT NULL,
+  sum BLOB NOT NULL
 );
 CREATE INDEX api_key_by_tenant ON api_key(tenant);
 
@@ -253,6 +259,7 @@ CREATE TABLE resume_address(
   tenant TEXT NOT NULL,
   agent TEXT NOT NULL,
   body BLOB NOT NULL,
+  sum BLOB NOT NULL,
   PRIMARY KEY (tenant, agent)
 );
 

@@ -549,10 +549,12 @@ fn a_store_whose_file_was_replaced_acknowledges_nothing_more() {
     let store = SqliteStore::open(directory.path(), options).expect("the data is fine");
     let mut author = wait(Author::begin(&store, 0));
     wait(author.turn(&store));
-    let conn = Connection::open(data_file(directory.path())).expect("a database");
-    conn.execute("UPDATE meta SET value = '2' WHERE key = 'epoch'", [])
-        .expect("somebody else writes");
-    drop(conn);
+    let set_epoch = |epoch: &str| {
+        let conn = Connection::open(data_file(directory.path())).expect("a database");
+        let sql = "UPDATE meta SET value = ?1 WHERE key = 'epoch'";
+        conn.execute(sql, [epoch]).expect("somebody else writes");
+    };
+    set_epoch("2");
     for _ in 0..3 {
         let turn = author.client.turn();
         let turn = author
@@ -572,5 +574,6 @@ fn a_store_whose_file_was_replaced_acknowledges_nothing_more() {
     let state = wait(store.load(author.session())).expect("reads go on");
     assert_eq!(state.as_ref(), Some(&author.client.state));
     drop(store);
+    set_epoch("1");
     assert_eq!(require_clean(directory.path()).records, 2);
 }
