@@ -26,7 +26,14 @@ use crate::llm::{Declared, assistant_book, model_spec};
 use crate::rig::{PATIENCE, Rig, agent, book, name, router};
 
 /// The reads of timers, which look by the clock.
-const OF_TIMERS: [&str; 4] = ["due", "due_in", "heads_after", "sessions_ahead"];
+const OF_TIMERS: [&str; 6] = [
+    "due",
+    "due_in",
+    "erase_some",
+    "forget_answers",
+    "heads_after",
+    "sessions_ahead",
+];
 
 /// A session whose first turn is over, on a disk that the test writes to.
 struct Scene {
