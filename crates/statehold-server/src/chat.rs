@@ -41,7 +41,8 @@ pub(crate) use self::stateless::{FailedCalls, agent_needs_session, passes_tools}
 use self::stateless::{ScratchSession, needs_session};
 use self::stream::StreamWriter;
 pub(crate) use self::stream::TurnFormat;
-use crate::http::call::{App, CallContext, CallerCredential, Payload, text};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, CallerCredential, text};
 use crate::http::delivery;
 use crate::http::problem::{Code, Problem};
 use crate::native::AnswerHeaders;
@@ -486,14 +487,24 @@ impl ChatCall {
         found.ok_or_else(|| self.unknown_agent(book, name, own))
     }
 
+    /// Drops the body of the call when its turn is open, and gives its memory back. A turn without a session has
+    /// all of it in a session in memory, until the call ends.
+    fn drop_body(&mut self, turn: &ChatTurn) {
+        self.body = Bytes::new();
+        if turn.scratch.is_none() {
+            self.asked.slot.release_body();
+        }
+    }
+
     /// Waits for the turn. `write` makes the body of the answer.
     pub(crate) async fn answer(
-        &self,
+        mut self,
         app: &App,
         turn: ChatTurn,
         known: &mut TurnContext,
         write: impl FnOnce(&TurnHead, Preface, &Ending) -> Vec<u8>,
     ) -> Result<Response, Problem> {
+        self.drop_body(&turn);
         let ChatTurn { open, scratch, .. } = turn;
         let (handle, has_session) = (&open.handle, scratch.is_none());
         if has_session {
@@ -518,13 +529,14 @@ impl ChatCall {
 
     /// Answers as the answer is written. `format` makes the format of the stream.
     pub(crate) async fn stream<F: TurnFormat>(
-        self,
+        mut self,
         app: App,
         turn: ChatTurn,
         share: Share,
         known: &mut TurnContext,
         format: impl FnOnce(&TurnHead, Preface) -> F,
     ) -> Result<Response, Problem> {
+        self.drop_body(&turn);
         let ChatTurn {
             open,
             scratch,

@@ -20,7 +20,8 @@ use utoipa_axum::routes;
 use super::{
     Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, plain, revision, shown,
 };
-use crate::http::call::{App, CallContext, CallerCredential, Params, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, CallerCredential, Params};
 use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {

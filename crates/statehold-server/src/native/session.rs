@@ -20,7 +20,8 @@ use super::{
     Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, plain, revision,
     shown, word_in_query,
 };
-use crate::http::call::{App, CallContext, Params, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, Params};
 use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
