@@ -4,6 +4,8 @@ mod changes;
 mod detail;
 mod pending;
 
+use std::collections::BTreeMap;
+
 use futures_util::future::BoxFuture;
 use statehold_core::hold::{DecideBy, Hold, HoldKind, HoldStatus, Risk, WhyNot};
 use statehold_core::ids::{HoldId, RequestId, SessionId, UserId};
@@ -15,8 +17,8 @@ use statehold_store::{HoldOrder, HoldPlace, HoldQuery, HoldSummary};
 pub(crate) use changes::HoldNews;
 pub use changes::HoldPosition;
 pub use detail::{HoldDetail, HoldGroup};
-pub(crate) use pending::lineage;
 pub use pending::{Pending, PendingHold};
+pub(crate) use pending::{lineage, oldest};
 
 use crate::api::hold::HoldCountsView;
 use crate::caller::{Caller, Role};
@@ -114,21 +116,34 @@ fn fitting_page(
     mut rows: Vec<HoldSummary>,
     next: Option<HoldPlace>,
 ) -> (Vec<HoldSummary>, Option<HoldPlace>) {
-    let mut room = OWN_PAGE_BYTES_MAX;
-    let fitting = rows.iter().take_while(|row| {
-        let decided = row.decision.and_then(|(decision, _)| decision.body);
-        let bodies = [row.hold.body, decided].into_iter().flatten();
-        let left = room.checked_sub(bodies.map(|body| u64::from(body.bytes)).sum());
-        room = left.unwrap_or(0);
-        left.is_some()
-    });
-    let fitting = fitting.count().max(1);
-    if fitting >= rows.len() {
+    let all = rows.len();
+    (rows, _) = fitting_holds(rows);
+    if rows.len() == all {
         return (rows, next);
     }
-    rows.truncate(fitting);
     let next = rows.last().map(|row| row.place);
     (rows, next)
+}
+
+/// The first holds, as many as their payloads allow and one at least, and the bytes of their payloads.
+pub(crate) fn fitting_holds(mut rows: Vec<HoldSummary>) -> (Vec<HoldSummary>, u64) {
+    let (mut fitting, mut bytes) = (0, 0);
+    for row in &rows {
+        let with_it = bytes + payload_bytes(row);
+        if fitting > 0 && with_it > OWN_PAGE_BYTES_MAX {
+            break;
+        }
+        (fitting, bytes) = (fitting + 1, with_it);
+    }
+    rows.truncate(fitting);
+    (rows, bytes)
+}
+
+/// The bytes of the payloads of a hold and its decision.
+pub(crate) fn payload_bytes(row: &HoldSummary) -> u64 {
+    let decided = row.decision.and_then(|(decision, _)| decision.body);
+    let bodies = [row.hold.body, decided].into_iter().flatten();
+    bodies.map(|body| u64::from(body.bytes)).sum()
 }
 
 /// The only user whose holds the caller may see, if there is only one.
@@ -156,6 +171,21 @@ impl Engine {
             detail.sees_action = true;
         }
         Ok(detail)
+    }
+
+    /// Some holds that the caller may see, in the same order.
+    pub(crate) async fn visible_holds(
+        &self,
+        caller: &Caller,
+        ids: Vec<HoldId>,
+    ) -> Result<Vec<HoldSummary>, EngineError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = self.inner().store.holds(ids.clone()).await?;
+        let rows = rows.into_iter().filter(|row| Reach::of(caller, row).sees);
+        let mut rows: BTreeMap<HoldId, HoldSummary> = rows.map(|row| (row.hold.id, row)).collect();
+        Ok(ids.iter().filter_map(|id| rows.remove(id)).collect())
     }
 
     /// All holds ever opened by a request that the caller may see.

@@ -1,10 +1,12 @@
 //! Queries. They read durable revisions only, and return only data that the caller may see.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::BoxFuture;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::projection::EndedRequest;
+use statehold_core::record::Record;
 use statehold_core::request::{LiveRequest, RequestStatus};
 use statehold_core::session::SessionState;
 use statehold_core::task::{Task, TaskStatus};
@@ -174,6 +176,23 @@ pub struct RequestDetail {
     pub sees_answer: bool,
     /// The revision it was read at.
     pub revision: u64,
+}
+
+/// A request without its payloads, and the rights of its reader.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestHead {
+    /// Its session.
+    pub(crate) session: SessionSummary,
+    /// The state of the session.
+    pub(crate) state: Arc<SessionState>,
+    /// The task it belongs to.
+    pub(crate) task: Task,
+    /// The request itself.
+    pub(crate) request: StoredRequest,
+    /// Whether the caller works for its agent, or may read traces.
+    pub(crate) sees_hidden: bool,
+    /// Whether the caller works for the agent of the parent request, and so sees input and answer.
+    pub(crate) sees_answer: bool,
 }
 
 impl RequestDetail {
@@ -362,20 +381,6 @@ impl Engine {
         Ok(wanted)
     }
 
-    /// Records after a revision with their payloads, for the engine itself. They may be fewer than `entries`.
-    pub(crate) async fn records_after(
-        &self,
-        session: SessionId,
-        after: u64,
-        entries: usize,
-    ) -> Result<Vec<StoredRecord>, EngineError> {
-        let store = &self.inner().store;
-        own_page(entries, |page| async move {
-            Ok(store.records(session, after, page).await?)
-        })
-        .await
-    }
-
     pub(crate) async fn find_task(
         &self,
         state: &SessionState,
@@ -399,35 +404,76 @@ impl Engine {
         caller: &Caller,
         id: RequestId,
     ) -> Result<RequestDetail, EngineError> {
+        let head = self.request_head(caller, id).await?;
+        let mut detail = self
+            .request_detail(caller, head.session.clone(), id)
+            .await?;
+        detail.sees_answer = head.sees_answer;
+        self.audit_hidden(caller, &head).await?;
+        Ok(detail)
+    }
+
+    /// One request without its payloads.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may not read it.
+    pub(crate) async fn request_head(
+        &self,
+        caller: &Caller,
+        id: RequestId,
+    ) -> Result<RequestHead, EngineError> {
         require_reader(caller)?;
         let session = self.session_of_request(id).await?;
         self.readable_around(caller, session).await?;
         let summary = self.inner().store.session(session).await?;
         let summary = summary.ok_or(EngineError::NotFound)?;
-        let mut detail = self.request_detail(caller, summary, id).await?;
-        detail.sees_answer = self.asked_for(caller, &detail).await?;
-        let may_read = caller.acts_for(detail.session.owner.user)
+        let state = self.durable_state(session).await?;
+        let request = self.find_request(&state, id).await?;
+        let task = match &request {
+            StoredRequest::Live(live) => live.task,
+            StoredRequest::Ended(ended) => ended.task,
+        };
+        let (task, _) = self.find_task(&state, task).await?;
+        let sees_answer = self.asked_for(caller, &request).await?;
+        let may_read = caller.acts_for(summary.owner.user)
             || caller.reads_all()
-            || caller.works_for(&detail.task.agent)
-            || detail.sees_answer;
+            || caller.works_for(&task.agent)
+            || sees_answer;
         if !may_read {
             return Err(EngineError::NotFound);
         }
-        // An operator may see hidden parts of a request, but the audit stream records it.
-        if detail.sees_hidden && !caller.works_for(&detail.task.agent) {
+        Ok(RequestHead {
+            session: summary,
+            state,
+            sees_hidden: caller.works_for(&task.agent) || caller.reads_all(),
+            sees_answer,
+            task,
+            request,
+        })
+    }
+
+    /// Records that an operator sees hidden parts of a request.
+    pub(crate) async fn audit_hidden(
+        &self,
+        caller: &Caller,
+        head: &RequestHead,
+    ) -> Result<(), EngineError> {
+        if head.sees_hidden && !caller.works_for(&head.task.agent) {
+            let session = head.session.id;
             self.audit(caller, TenantEvent::TraceRead { session })
                 .await?;
         }
-        Ok(detail)
+        Ok(())
     }
 
     /// Whether the caller works for the agent whose request started this one, and so may wait for it.
     async fn asked_for(
         &self,
         caller: &Caller,
-        detail: &RequestDetail,
+        request: &StoredRequest,
     ) -> Result<bool, EngineError> {
-        let parent = detail.request.parent();
+        let parent = request.parent();
         let Some(parent) = parent.filter(|_| caller.has(Role::Worker)) else {
             return Ok(false);
         };
@@ -509,6 +555,17 @@ impl Engine {
     ) -> Result<Option<StoredRecord>, EngineError> {
         let (store, one) = (&self.inner().store, PageLimit::entries(1));
         let records = store.records(session, seq.saturating_sub(1), one).await?;
+        Ok(records.into_iter().next())
+    }
+
+    /// One record without its payloads.
+    pub(crate) async fn record_head(
+        &self,
+        session: SessionId,
+        seq: u64,
+    ) -> Result<Option<Record>, EngineError> {
+        let (store, one) = (&self.inner().store, PageLimit::entries(1));
+        let records = store.chain(session, seq.saturating_sub(1), one).await?;
         Ok(records.into_iter().next())
     }
 

@@ -87,14 +87,14 @@ impl OpenaiCall {
         match share {
             Some(share) if is_stream => {
                 let with_usage = options.include_usage == Some(true);
-                let stream = call.stream(app, turn, share, known, |head, preface| {
-                    CompletionWriter::new(model, head, preface, with_usage)
+                let stream = call.stream(app, turn, share, known, |head| {
+                    CompletionWriter::new(model, head, with_usage)
                 });
                 Box::pin(stream).await
             }
             _ => {
-                let answer = call.answer(&app, turn, known, |head, preface, ending| {
-                    CompletionWriter::new(model, head, preface, false).whole(ending)
+                let answer = call.answer(&app, turn, known, |head, ending| {
+                    CompletionWriter::new(model, head, false).whole(ending)
                 });
                 Box::pin(answer).await
             }

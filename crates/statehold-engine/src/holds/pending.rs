@@ -55,10 +55,8 @@ impl Engine {
         state: &SessionState,
         holds: Vec<HoldId>,
     ) -> Result<Pending, EngineError> {
-        let mut holds: Vec<&Hold> = holds.iter().filter_map(|id| state.holds.get(id)).collect();
         let total = holds.len();
-        holds.sort_by_key(|hold| (hold.opened_at, hold.request, hold.number));
-        holds.truncate(PENDING_MAX);
+        let holds = oldest(state, &holds, PENDING_MAX);
         let wanted = holds.iter();
         let wanted = wanted.map(|hold| (state.session, hold.opened_at, hold.body));
         let records = self.records_of(wanted.collect()).await?;
@@ -79,6 +77,14 @@ impl Engine {
             total,
         })
     }
+}
+
+/// The oldest of some open holds.
+pub(crate) fn oldest<'a>(state: &'a SessionState, holds: &[HoldId], max: usize) -> Vec<&'a Hold> {
+    let mut holds: Vec<&Hold> = holds.iter().filter_map(|id| state.holds.get(id)).collect();
+    holds.sort_by_key(|hold| (hold.opened_at, hold.request, hold.number));
+    holds.truncate(max);
+    holds
 }
 
 /// The path from the root to a live request. All ancestors of a live request are live.

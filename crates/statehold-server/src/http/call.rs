@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{FromRequestParts, RawPathParams};
+use futures_util::future::BoxFuture;
 use http::request::Parts;
 use http::{HeaderMap, Method};
 use serde::de::DeserializeOwned;
@@ -16,8 +17,8 @@ use statehold_core::name::Name;
 use statehold_engine::api::caller::{self, KeyWatch};
 use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
-    Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX, OffsetClock,
-    PageLimit, Swap,
+    AnswerMemory, Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX,
+    OffsetClock, PageLimit, Swap,
 };
 
 use crate::chat::FailedCalls;
@@ -359,19 +360,21 @@ impl CallContext {
     /// Takes the memory for an answer with so many bytes of payloads, before they are read. The connection gives
     /// it back when the answer is sent.
     pub(crate) async fn take_answer(&self, payload_bytes: u64) -> Result<(), Problem> {
+        self.while_valid(self.line_up_for_answer(payload_bytes))
+            .await
+    }
+
+    async fn line_up_for_answer(&self, payload_bytes: u64) -> Result<(), EngineError> {
         // A call that waits holds nothing, so that it cannot hold up others.
         self.slot.hold_answer(None);
         let shares = &self.app.shares;
         let share = shares.line_up_for_answer(&self.caller, payload_bytes);
-        let share = self.while_valid(async {
-            let share = tokio::time::timeout(ANSWER_WAIT_MAX, share).await;
-            share.ok().and_then(Result::ok).ok_or_else(|| {
-                let detail =
-                    "too many long answers wait to be sent; read those of this key, or try again";
-                Problem::new(Code::TooMany, detail)
-            })
-        });
-        self.slot.hold_answer(Some(share.await?));
+        let share = tokio::time::timeout(ANSWER_WAIT_MAX, share).await;
+        let share = share.ok().and_then(Result::ok);
+        let share = share.ok_or(EngineError::TooMany(
+            "too many long answers wait to be sent; read those of this key, or try again",
+        ))?;
+        self.slot.hold_answer(Some(share));
         Ok(())
     }
 
@@ -412,6 +415,13 @@ impl CallContext {
     /// The idempotency key as the caller sent it.
     pub(crate) fn key_text(&self) -> Option<&str> {
         self.idempotency_key.as_deref()
+    }
+}
+
+/// Use cases that read payloads take their memory through this port.
+impl AnswerMemory for CallContext {
+    fn take(&self, bytes: u64) -> BoxFuture<'_, Result<(), EngineError>> {
+        Box::pin(self.line_up_for_answer(bytes))
     }
 }
 

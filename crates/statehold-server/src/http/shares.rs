@@ -14,7 +14,7 @@ use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::Extensions;
 use statehold_core::digest::Digest;
-use statehold_engine::{Caller, Lock, PendingShare, PoolFull, Share, Shares};
+use statehold_engine::{Caller, Lock, PendingShare, PoolFull, SMALL_PAYLOAD_BYTES, Share, Shares};
 use tokio::time::Instant;
 
 use crate::http::call::ServerOptions;
@@ -35,7 +35,7 @@ pub struct RateLimit {
 /// A client that takes nothing of a long answer for this time is cut, if others wait for its memory.
 const ANSWER_STALL_MAX: Duration = Duration::from_secs(5);
 /// Answers up to this size take nothing of the memory for answers.
-pub(crate) const SMALL_ANSWER_BYTES: u64 = 64 * 1024;
+pub(crate) const SMALL_ANSWER_BYTES: u64 = SMALL_PAYLOAD_BYTES;
 
 /// The place where a call leaves its shares: of the calls in progress, and of the memory for bodies and answers.
 /// The connection holds them until the response is written.
@@ -118,7 +118,11 @@ impl CallSlot {
 
     /// Whether others wait for the memory that the body of this call has.
     pub(crate) fn is_body_waited_for(&self) -> bool {
-        self.0.body.lock().as_ref().is_some_and(Share::is_waited_for)
+        self.0
+            .body
+            .lock()
+            .as_ref()
+            .is_some_and(Share::is_waited_for)
     }
 
     /// Notes that the client has taken something of the answer.

@@ -20,9 +20,7 @@ async fn half_sent(who: &Who, path: &str, sent: usize) -> (TcpStream, String) {
          content-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
         body.len()
     );
-    let mut stream = TcpStream::connect(who.address)
-        .await
-        .expect("a connection");
+    let mut stream = TcpStream::connect(who.address).await.expect("a connection");
     let (now, later) = body.split_at(sent);
     let written = stream.write_all(format!("{head}{now}").as_bytes()).await;
     written.expect("it is sent");
