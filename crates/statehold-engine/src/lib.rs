@@ -60,7 +60,7 @@ pub use own_work::{Ended, Progress};
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
-pub use read::{ItemPage, Page, RequestDetail, StoredRequest};
+pub use read::{ItemPage, Page, RequestDetail, RequestHolds, StoredRequest};
 pub use shares::{PendingShare, PoolFull, Share, Shares};
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,

@@ -1,6 +1,7 @@
 //! Queries. They read durable revisions only, and return only data that the caller may see.
 
-use std::sync::Arc;
+mod request_page;
+
 use std::sync::atomic::Ordering;
 
 use futures_util::future::BoxFuture;
@@ -10,7 +11,6 @@ use statehold_core::record::Record;
 use statehold_core::request::{LiveRequest, RequestStatus};
 use statehold_core::session::SessionState;
 use statehold_core::task::{Task, TaskStatus};
-use statehold_core::tenant::TenantEvent;
 use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 use statehold_store::{
@@ -18,11 +18,14 @@ use statehold_store::{
 };
 
 use crate::api::session::{SessionListInput, parse_labels};
-use crate::caller::{Caller, Role};
+use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::{is_own, require_lister, require_reader};
+use crate::guard::access::{is_own, require_lister};
 use crate::holds::{HoldDetail, Pending};
+
+pub(crate) use request_page::RequestHead;
+pub use request_page::RequestHolds;
 
 /// How many rows one list call reads.
 pub(crate) const SCAN_MAX: usize = 2_000;
@@ -176,26 +179,29 @@ pub struct RequestDetail {
     pub sees_answer: bool,
     /// The revision it was read at.
     pub revision: u64,
-}
-
-/// A request without its payloads, and the rights of its reader.
-#[derive(Debug, Clone)]
-pub(crate) struct RequestHead {
-    /// Its session.
-    pub(crate) session: SessionSummary,
-    /// The state of the session.
-    pub(crate) state: Arc<SessionState>,
-    /// The task it belongs to.
-    pub(crate) task: Task,
-    /// The request itself.
-    pub(crate) request: StoredRequest,
-    /// Whether the caller works for its agent, or may read traces.
-    pub(crate) sees_hidden: bool,
-    /// Whether the caller works for the agent of the parent request, and so sees input and answer.
-    pub(crate) sees_answer: bool,
+    /// Whether its payloads and holds are left out, because they did not fit.
+    pub too_large: bool,
 }
 
 impl RequestDetail {
+    /// A request whose payloads and holds do not fit.
+    pub(crate) fn without_payloads(head: RequestHead) -> Self {
+        Self {
+            revision: head.state.revision,
+            session: head.session,
+            task: head.task,
+            request: head.request,
+            started: None,
+            finished: None,
+            holds: Vec::new(),
+            pending: Pending::default(),
+            lease_until: None,
+            sees_hidden: head.sees_hidden,
+            sees_answer: head.sees_answer,
+            too_large: true,
+        }
+    }
+
     /// When the request started. None if the record that started it is gone.
     pub(crate) fn started_at(&self) -> Option<Timestamp> {
         let started = self.started.as_ref()?;
@@ -227,7 +233,7 @@ impl Engine {
             (_, asked) => asked,
         };
         let mut entries = Vec::new();
-        let (mut after, mut seen) = (after, 0);
+        let (mut after, mut seen, mut bytes) = (after, 0, 0);
         loop {
             let query = SessionQuery {
                 tenant: caller.tenant.clone(),
@@ -242,8 +248,9 @@ impl Engine {
             for row in rows {
                 after = Some(row.place);
                 if is_own(caller, &row) && filter.fits(&row) {
+                    bytes += row.labels.as_ref().map_or(0, String::len) as u64;
                     entries.push(row);
-                    if entries.len() == limit {
+                    if entries.len() == limit || bytes >= OWN_PAGE_BYTES_MAX {
                         return Ok(Page {
                             entries,
                             next: after,
@@ -413,75 +420,6 @@ impl Engine {
         Ok(detail)
     }
 
-    /// One request without its payloads.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read it.
-    pub(crate) async fn request_head(
-        &self,
-        caller: &Caller,
-        id: RequestId,
-    ) -> Result<RequestHead, EngineError> {
-        require_reader(caller)?;
-        let session = self.session_of_request(id).await?;
-        self.readable_around(caller, session).await?;
-        let summary = self.inner().store.session(session).await?;
-        let summary = summary.ok_or(EngineError::NotFound)?;
-        let state = self.durable_state(session).await?;
-        let request = self.find_request(&state, id).await?;
-        let task = match &request {
-            StoredRequest::Live(live) => live.task,
-            StoredRequest::Ended(ended) => ended.task,
-        };
-        let (task, _) = self.find_task(&state, task).await?;
-        let sees_answer = self.asked_for(caller, &request).await?;
-        let may_read = caller.acts_for(summary.owner.user)
-            || caller.reads_all()
-            || caller.works_for(&task.agent)
-            || sees_answer;
-        if !may_read {
-            return Err(EngineError::NotFound);
-        }
-        Ok(RequestHead {
-            session: summary,
-            state,
-            sees_hidden: caller.works_for(&task.agent) || caller.reads_all(),
-            sees_answer,
-            task,
-            request,
-        })
-    }
-
-    /// Records that an operator sees hidden parts of a request.
-    pub(crate) async fn audit_hidden(
-        &self,
-        caller: &Caller,
-        head: &RequestHead,
-    ) -> Result<(), EngineError> {
-        if head.sees_hidden && !caller.works_for(&head.task.agent) {
-            let session = head.session.id;
-            self.audit(caller, TenantEvent::TraceRead { session })
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// Whether the caller works for the agent whose request started this one, and so may wait for it.
-    async fn asked_for(
-        &self,
-        caller: &Caller,
-        request: &StoredRequest,
-    ) -> Result<bool, EngineError> {
-        let parent = request.parent();
-        let Some(parent) = parent.filter(|_| caller.has(Role::Worker)) else {
-            return Ok(false);
-        };
-        let lineage = self.inner().store.lineages(vec![parent]).await?;
-        let asking = lineage.first().and_then(|steps| steps.last());
-        Ok(asking.is_some_and(|step| caller.works_for(&step.agent)))
-    }
-
     pub(crate) async fn find_request(
         &self,
         state: &SessionState,
@@ -544,6 +482,7 @@ impl Engine {
                 sees_hidden,
                 sees_answer: false,
                 revision: state.revision,
+                too_large: false,
             })
         })
     }

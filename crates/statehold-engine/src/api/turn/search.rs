@@ -260,7 +260,10 @@ impl<'a> TurnSearch<'a> {
                 ..HoldFilter::default()
             };
             let caller = &self.input.call.caller;
-            let page = self.engine.holds(caller, &filter, None, DECIDED_MAX);
+            let engine = self.engine;
+            let page = own_page(DECIDED_MAX, |page| {
+                engine.holds(caller, &filter, None, page)
+            });
             self.decided = Some(page.await?.entries);
         }
         Ok(self.decided.as_deref().unwrap_or_default())
@@ -335,7 +338,9 @@ impl<'a> TurnSearch<'a> {
         let now = self.engine.now();
         let mut after = None;
         loop {
-            let page = self.engine.holds(caller, &filter, after, ANSWERED_PAGE);
+            let engine = self.engine;
+            let read = |page| engine.holds(caller, &filter, after, page);
+            let page = own_page(ANSWERED_PAGE, read);
             let page = page.await?;
             for hold in &page.entries {
                 let is_expired = hold.decided_at.is_some_and(|at| at.plus_ms(KEPT_MS) < now);
