@@ -199,13 +199,12 @@ impl Engine {
                         room.keep(request);
                         claimed.push(one);
                     }
-                    Ok(None) => {}
                     Err(EngineError::Damaged(error)) => {
                         store.damage().note_unusable(session, error);
                         continue;
                     }
                     // Another worker was faster, or the caller may not claim it.
-                    Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
+                    Ok(None) | Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
                     Err(error) => refused = Some(error),
                 }
                 tries -= 1;

@@ -13,6 +13,7 @@ use statehold_store::{PageLimit, StoreError, StoredRecord, record_bytes};
 use tokio::time::Instant;
 
 use super::account::TurnLedger;
+use super::earlier::EarlierTurn;
 use super::{AgentReply, EarlierAnswer, TurnAccount, TurnHandle};
 use crate::answer_memory::{AnswerMemory, SMALL_PAYLOAD_BYTES, take_unless_small};
 use crate::api::json::{Raw, raw_bytes};
@@ -145,7 +146,7 @@ impl TurnHandle {
             None => None,
         };
         let own_bytes = finished.as_ref().map_or(0, FinishedRecord::bytes);
-        let earlier_bytes: u64 = self.earlier.iter().map(|earlier| earlier.bytes()).sum();
+        let earlier_bytes: u64 = self.earlier.iter().map(EarlierTurn::bytes).sum();
         take_unless_small(memory, own_bytes + earlier_bytes + holds_bytes).await?;
         let mut earlier = Vec::with_capacity(self.earlier.len());
         for turn in self.earlier.iter() {
@@ -253,7 +254,7 @@ impl TurnHandle {
     /// The oldest open holds of a paused turn and of everything below it; not those of other turns.
     fn oldest_holds(&self, state: &Arc<SessionState>) -> Vec<HoldId> {
         let task = state.task_of(self.request);
-        if !task.is_some_and(|task| task.status == TaskStatus::Paused) {
+        if task.is_none_or(|task| task.status != TaskStatus::Paused) {
             return Vec::new();
         }
         let holds: Vec<&Hold> = oldest(state, &state.holds_below(self.request), HOLDS_MAX);
@@ -286,7 +287,7 @@ impl TurnHandle {
         &self,
         memory: &dyn AnswerMemory,
     ) -> Result<Vec<EarlierAnswer>, EngineError> {
-        let bytes = self.earlier.iter().map(|earlier| earlier.bytes()).sum();
+        let bytes = self.earlier.iter().map(EarlierTurn::bytes).sum();
         take_unless_small(memory, bytes).await?;
         let mut earlier = Vec::with_capacity(self.earlier.len());
         for turn in self.earlier.iter() {
