@@ -14,7 +14,9 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use statehold_engine::api::request::WaitUntil;
-use statehold_engine::{Call, Caller, Engine, EngineOptions, PageLimit, SystemClock, api};
+use statehold_engine::{
+    Call, Caller, Engine, EngineOptions, OwnMemory, PageLimit, RequestHolds, SystemClock, api,
+};
 use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
@@ -54,8 +56,13 @@ async fn main() -> Result<(), AnyError> {
     println!("{} is {:?}", asked.view.id, asked.view.status);
 
     let worker = tokio::spawn(work(engine.clone(), call.clone()));
-    let (until, wait) = (WaitUntil::Final, Duration::from_secs(10));
-    let answered = api::request::read(&engine, &caller, asked.view.id, until, wait).await?;
+    let wait = (WaitUntil::Final, Duration::from_secs(10));
+    let holds = RequestHolds {
+        before: None,
+        entries: 10,
+    };
+    let wanted = (asked.view.id, holds);
+    let answered = api::request::read(&engine, &caller, wanted, wait, &OwnMemory).await?;
     worker.await??;
     println!("{} is {:?}", answered.view.id, answered.view.status);
 
@@ -89,7 +96,7 @@ fn input<T: DeserializeOwned>(json: &Value) -> serde_json::Result<T> {
 /// A worker: claims requests of its agent, and answers each under the fence of its lease.
 async fn work(engine: Engine, call: Call) -> Result<(), AnyError> {
     let claim = input(&json!({"agent": "coordinator", "wait_seconds": 5, "lease_seconds": 60}))?;
-    let claimed = api::work::claim(&engine, &call.caller, claim).await?;
+    let claimed = api::work::claim(&engine, &call.caller, claim, &OwnMemory).await?;
     for request in claimed.requests {
         // State that goes with an answer is in the same commit.
         let answer = input(&json!({

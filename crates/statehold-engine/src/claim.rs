@@ -1,5 +1,7 @@
 //! Handing out work: a worker claims requests of its agent, and waits if there are none.
 
+mod room;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -10,6 +12,8 @@ use statehold_core::name::Name;
 use statehold_core::request::{LiveStatus, OpenCall};
 use statehold_core::time::Timestamp;
 
+use self::room::ClaimRoom;
+use crate::answer_memory::AnswerMemory;
 use crate::caller::{Caller, Role};
 use crate::commit::call::{Call, DecidedCommit};
 use crate::commit::write::SessionWrite;
@@ -40,8 +44,12 @@ pub struct Claim {
 pub struct ClaimedRequest {
     /// The request, with its decisions.
     pub detail: RequestDetail,
+    /// How many of its holds are decided, if only the newest of them are there.
+    pub decisions_total: Option<usize>,
     /// Its child requests, ended ones first.
     pub children: Vec<RequestDetail>,
+    /// How many child requests it has started, if only the newest of them are there.
+    pub children_total: Option<usize>,
     /// Tool calls without a result.
     pub calls: Vec<(ItemId, OpenCall)>,
     /// The private state that its agent continues from, for workers.
@@ -100,6 +108,19 @@ impl Engine {
         claim: &Claim,
         enough: impl Future<Output = ()>,
     ) -> Result<Vec<ClaimedRequest>, EngineError> {
+        self.claim_in(caller, claim, None, enough).await
+    }
+
+    /// Like [`Engine::claim_until`]. With the memory for an answer, it claims only as many requests as fit one
+    /// answer, one at least, and takes the memory for them first; decisions and children that do not fit are left
+    /// out.
+    pub(crate) async fn claim_in(
+        &self,
+        caller: &Caller,
+        claim: &Claim,
+        memory: Option<&dyn AnswerMemory>,
+        enough: impl Future<Output = ()>,
+    ) -> Result<Vec<ClaimedRequest>, EngineError> {
         require_any(caller, &[Role::Worker])?;
         require_works_for(caller, &claim.agent)?;
         // Validate before looking for work, so that the answer does not depend on the queue.
@@ -115,7 +136,7 @@ impl Engine {
             let mut news = std::pin::pin!(queue.notified());
             news.as_mut().enable();
             let is_over = tokio::time::Instant::now() >= deadline;
-            match self.claim_now(caller, claim).await {
+            match self.claim_now(caller, claim, memory).await {
                 // Wait for a named request that may become claimable.
                 Err(EngineError::Rejected(Rejection::NotClaimable { .. })) if !is_over => {}
                 Ok(found) if found.is_empty() && !is_over => {}
@@ -134,13 +155,17 @@ impl Engine {
         &self,
         caller: &Caller,
         claim: &Claim,
+        memory: Option<&dyn AnswerMemory>,
     ) -> Result<Vec<ClaimedRequest>, EngineError> {
         let store = &self.inner().store;
         if let Some(request) = claim.request {
             let session = store.session_of_request(request).await?;
             let session = session.ok_or(EngineError::NotFound)?;
             self.require_agent(session, request, &claim.agent).await?;
-            let claimed = self.claim_one(caller, session, request, claim.lease_ms);
+            let mut room = ClaimRoom::new(memory);
+            room.fit(self, caller, &mut vec![(session, request)])
+                .await?;
+            let claimed = self.claim_one(caller, (session, request), claim.lease_ms, &room);
             return Ok(claimed.await?.into_iter().collect());
         }
         // Other workers compete for the same requests: try a few more than needed. Damaged sessions stay in the
@@ -148,33 +173,45 @@ impl Engine {
         let mut tries = 2 * claim.max + 8;
         let mut queue = QueuePages::default();
         let mut claimed = Vec::new();
+        let mut room = ClaimRoom::new(memory);
         while claimed.len() < claim.max {
             let wanted = tries.min(claim.max - claimed.len());
             let batch = self.next_sound(&mut queue, caller, claim, wanted).await;
-            let batch = match batch {
+            let fitting = match batch {
+                Ok(mut batch) => room.fit(self, caller, &mut batch).await.map(|()| batch),
+                Err(error) => Err(error),
+            };
+            let batch = match fitting {
                 Ok(batch) if batch.is_empty() => break,
                 Ok(batch) => batch,
                 Err(error) if claimed.is_empty() => return Err(error),
                 Err(_) => break,
             };
             // The claims are commits of different sessions, so they run concurrently.
-            let claims = batch.iter().map(|&(session, request)| {
-                self.claim_one(caller, session, request, claim.lease_ms)
-            });
+            let claims = batch
+                .iter()
+                .map(|&place| self.claim_one(caller, place, claim.lease_ms, &room));
             let ended = futures_util::future::join_all(claims).await;
             let mut refused = None;
-            for (one, (session, _)) in ended.into_iter().zip(batch) {
+            for (one, (session, request)) in ended.into_iter().zip(batch) {
                 match one {
-                    Ok(one) => claimed.extend(one),
+                    Ok(Some(one)) => {
+                        room.keep(request);
+                        claimed.push(one);
+                    }
                     Err(EngineError::Damaged(error)) => {
                         store.damage().note_unusable(session, error);
                         continue;
                     }
                     // Another worker was faster, or the caller may not claim it.
-                    Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
+                    Ok(None) | Err(EngineError::Rejected(_) | EngineError::NotFound) => {}
                     Err(error) => refused = Some(error),
                 }
                 tries -= 1;
+            }
+            // An older request that does not fit is the first of the next claim.
+            if room.is_full && refused.is_none() && !claimed.is_empty() {
+                break;
             }
             match refused {
                 // Return the requests claimed before the error: the worker has their leases.
@@ -233,9 +270,9 @@ impl Engine {
     async fn claim_one(
         &self,
         caller: &Caller,
-        session: SessionId,
-        request: RequestId,
+        (session, request): (SessionId, RequestId),
         ttl_ms: u64,
+        room: &ClaimRoom<'_>,
     ) -> Result<Option<ClaimedRequest>, EngineError> {
         let call = Call::by(caller.clone());
         let command = Command::ClaimRequest { request, ttl_ms };
@@ -246,13 +283,15 @@ impl Engine {
         };
         let write = SessionWrite::new(self, &call, session);
         let done = write.commit(&command, fence).await?;
-        match done.view {
-            Some(fence) => self
-                .leased_request(caller, session, request, fence)
-                .await
-                .map(Some),
-            None => Ok(None),
+        let Some(fence) = done.view else {
+            return Ok(None);
+        };
+        if !room.is_bounded() {
+            let claimed = self.leased_request(caller, session, request, fence);
+            return claimed.await.map(Some);
         }
+        let claimed = self.short_work_view(caller, session, request).await?;
+        self.as_leased(caller, claimed, fence).map(Some)
     }
 
     /// A request that the caller has leased under `fence`, as a claim returns it.
@@ -276,7 +315,18 @@ impl Engine {
         } else {
             self.inner().store.children_of(request).await?
         };
-        let mut claimed = self.work_view(caller, session, request, begun).await?;
+        let claimed = self.work_view(caller, session, request, begun).await?;
+        self.as_leased(caller, claimed, fence)
+    }
+
+    /// The same with its credentials, if the caller has leased it under `fence`.
+    fn as_leased(
+        &self,
+        caller: &Caller,
+        mut claimed: ClaimedRequest,
+        fence: u64,
+    ) -> Result<ClaimedRequest, EngineError> {
+        let request = claimed.detail.request.id();
         let lease = claimed.detail.request.live().and_then(|live| live.lease);
         if lease.map(|lease| lease.worker) != Some(caller.principal) {
             return Err(Rejection::NotLeaseHolder.into());
@@ -310,6 +360,15 @@ impl Engine {
         for child in begun {
             children.push(self.request_detail(caller, summary.clone(), child).await?);
         }
+        self.worked_on(detail, children).await
+    }
+
+    /// A request with its children as its worker sees it, without credentials.
+    async fn worked_on(
+        &self,
+        detail: RequestDetail,
+        children: Vec<RequestDetail>,
+    ) -> Result<ClaimedRequest, EngineError> {
         let calls = detail
             .request
             .live()
@@ -319,7 +378,9 @@ impl Engine {
         let temp_lost = self.has_lost_temp(&detail).await?;
         Ok(ClaimedRequest {
             detail,
+            decisions_total: None,
             children,
+            children_total: None,
             calls,
             task_state: None,
             temp_lost,

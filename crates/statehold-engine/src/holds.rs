@@ -4,20 +4,23 @@ mod changes;
 mod detail;
 mod pending;
 
+use std::collections::BTreeMap;
+
 use futures_util::future::BoxFuture;
 use statehold_core::hold::{DecideBy, Hold, HoldKind, HoldStatus, Risk, WhyNot};
 use statehold_core::ids::{HoldId, RequestId, SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::principal::{APPROVER, Principal};
 use statehold_core::tenant::TenantEvent;
-use statehold_store::{HoldOrder, HoldPlace, HoldQuery, HoldSummary};
+use statehold_store::{HoldOrder, HoldPlace, HoldQuery, HoldSummary, PageLimit};
 
 pub(crate) use changes::HoldNews;
 pub use changes::HoldPosition;
 pub use detail::{HoldDetail, HoldGroup};
-pub(crate) use pending::lineage;
 pub use pending::{Pending, PendingHold};
+pub(crate) use pending::{lineage, oldest};
 
+use crate::answer_memory::{AnswerMemory, OwnMemory, take_unless_small};
 use crate::api::hold::HoldCountsView;
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
@@ -109,26 +112,55 @@ fn missing_role(caller: &Caller, hold: &Hold, owner: UserId) -> Option<Name> {
     (!has).then_some(role)
 }
 
-/// The first holds of a page, as many as their payloads allow and one at least, and the position of the next page.
+/// The first holds of a page, as many as their payloads allow, and the position of the next page.
+///
+/// # Errors
+///
+/// [`EngineError::PageTooSmall`] if the first one does not fit.
 fn fitting_page(
     mut rows: Vec<HoldSummary>,
     next: Option<HoldPlace>,
-) -> (Vec<HoldSummary>, Option<HoldPlace>) {
-    let mut room = OWN_PAGE_BYTES_MAX;
+    bytes_max: u64,
+) -> Result<(Vec<HoldSummary>, Option<HoldPlace>), EngineError> {
+    let mut left = bytes_max;
     let fitting = rows.iter().take_while(|row| {
-        let decided = row.decision.and_then(|(decision, _)| decision.body);
-        let bodies = [row.hold.body, decided].into_iter().flatten();
-        let left = room.checked_sub(bodies.map(|body| u64::from(body.bytes)).sum());
-        room = left.unwrap_or(0);
-        left.is_some()
+        let room = left.checked_sub(payload_bytes(row));
+        left = room.unwrap_or(0);
+        room.is_some()
     });
-    let fitting = fitting.count().max(1);
-    if fitting >= rows.len() {
-        return (rows, next);
+    let fitting = fitting.count();
+    match rows.first() {
+        Some(first) if fitting == 0 => {
+            let bytes = payload_bytes(first);
+            return Err(EngineError::PageTooSmall { bytes });
+        }
+        _ if fitting == rows.len() => return Ok((rows, next)),
+        _ => {}
     }
     rows.truncate(fitting);
     let next = rows.last().map(|row| row.place);
-    (rows, next)
+    Ok((rows, next))
+}
+
+/// The first holds, as many as their payloads allow and one at least, and the bytes of their payloads.
+pub(crate) fn fitting_holds(mut rows: Vec<HoldSummary>) -> (Vec<HoldSummary>, u64) {
+    let (mut fitting, mut bytes) = (0, 0);
+    for row in &rows {
+        let with_it = bytes + payload_bytes(row);
+        if fitting > 0 && with_it > OWN_PAGE_BYTES_MAX {
+            break;
+        }
+        (fitting, bytes) = (fitting + 1, with_it);
+    }
+    rows.truncate(fitting);
+    (rows, bytes)
+}
+
+/// The bytes of the payloads of a hold and its decision.
+pub(crate) fn payload_bytes(row: &HoldSummary) -> u64 {
+    let decided = row.decision.and_then(|(decision, _)| decision.body);
+    let bodies = [row.hold.body, decided].into_iter().flatten();
+    bodies.map(|body| u64::from(body.bytes)).sum()
 }
 
 /// The only user whose holds the caller may see, if there is only one.
@@ -144,9 +176,19 @@ impl Engine {
     ///
     /// If the caller may not see it.
     pub async fn hold(&self, caller: &Caller, id: HoldId) -> Result<HoldDetail, EngineError> {
-        let rows = self.inner().store.holds(vec![id]).await?;
-        let rows = rows.into_iter().filter(|row| Reach::of(caller, row).sees);
-        let details = self.hold_details(caller, rows.collect()).await?;
+        self.hold_in(&OwnMemory, caller, id).await
+    }
+
+    /// One hold, in the memory for an answer.
+    pub(crate) async fn hold_in(
+        &self,
+        memory: &dyn AnswerMemory,
+        caller: &Caller,
+        id: HoldId,
+    ) -> Result<HoldDetail, EngineError> {
+        let rows = self.visible_holds(caller, vec![id]).await?;
+        take_unless_small(memory, rows.iter().map(payload_bytes).sum()).await?;
+        let details = self.hold_details(caller, rows).await?;
         let mut detail = details.into_iter().next().ok_or(EngineError::NotFound)?;
         // An operator without the right to decide may see the action, but the audit stream records it.
         if !detail.sees_action && caller.reads_all() {
@@ -158,19 +200,40 @@ impl Engine {
         Ok(detail)
     }
 
+    /// Some holds that the caller may see, in the same order.
+    pub(crate) async fn visible_holds(
+        &self,
+        caller: &Caller,
+        ids: Vec<HoldId>,
+    ) -> Result<Vec<HoldSummary>, EngineError> {
+        let mut rows = self.hold_rows(ids).await?;
+        rows.retain(|row| Reach::of(caller, row).sees);
+        Ok(rows)
+    }
+
+    /// Some holds, in the same order. Checks no rights.
+    pub(crate) async fn hold_rows(
+        &self,
+        ids: Vec<HoldId>,
+    ) -> Result<Vec<HoldSummary>, EngineError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = self.inner().store.holds(ids.clone()).await?;
+        let rows = rows.into_iter().map(|row| (row.hold.id, row));
+        let mut rows: BTreeMap<HoldId, HoldSummary> = rows.collect();
+        Ok(ids.iter().filter_map(|id| rows.remove(id)).collect())
+    }
+
     /// All holds ever opened by a request that the caller may see.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails.
-    pub(crate) async fn holds_of(
+    pub(crate) async fn held_by(
         &self,
         caller: &Caller,
         request: RequestId,
-    ) -> Result<Vec<HoldDetail>, EngineError> {
+    ) -> Result<Vec<HoldSummary>, EngineError> {
         let mut rows = self.inner().store.held_by(vec![request]).await?;
         rows.retain(|row| Reach::of(caller, row).sees);
-        self.hold_details(caller, rows).await
+        Ok(rows)
     }
 
     /// A page of holds that the caller may see. It reads a bounded number of holds, so a short page need
@@ -178,13 +241,13 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If the store fails.
+    /// If the store fails. [`EngineError::PageTooSmall`] if the next hold does not fit.
     pub async fn holds(
         &self,
         caller: &Caller,
         filter: &HoldFilter,
         after: Option<HoldPlace>,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<Page<HoldDetail, HoldPlace>, EngineError> {
         let Some(mut query) = hold_query(caller, filter) else {
             return Ok(Page::empty());
@@ -207,7 +270,7 @@ impl Engine {
             if let Some(group) = &filter.group {
                 fitting = sound(fitting, |rows| Box::pin(self.in_group(group, rows))).await?;
             }
-            let missing = limit - rows.len();
+            let missing = limit.entries - rows.len();
             let is_full = fitting.len() >= missing;
             rows.extend(fitting.into_iter().take(missing));
             if is_full {
@@ -220,7 +283,7 @@ impl Engine {
                 break query.after;
             }
         };
-        let (rows, next) = fitting_page(rows, next);
+        let (rows, next) = fitting_page(rows, next, limit.bytes)?;
         let entries = sound(rows, |rows| self.hold_details(caller, rows)).await?;
         Ok(Page { entries, next })
     }

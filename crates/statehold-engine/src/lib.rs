@@ -6,6 +6,7 @@
 //! out work, and checks rights. It speaks no protocol.
 
 mod addresses;
+mod answer_memory;
 pub mod api;
 mod audit;
 mod background;
@@ -35,6 +36,7 @@ pub mod testing;
 mod users;
 
 pub use addresses::{Resumable, SigningSecret};
+pub use answer_memory::{AnswerMemory, OwnMemory, SMALL_PAYLOAD_BYTES};
 pub use background::drafts::{DraftPiece, DraftReader, OpenDraft};
 pub use caller::{Caller, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
@@ -58,7 +60,7 @@ pub use own_work::{Ended, Progress};
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
-pub use read::{ItemPage, Page, RequestDetail, StoredRequest};
+pub use read::{ItemPage, Page, RequestDetail, RequestHolds, StoredRequest};
 pub use shares::{PendingShare, PoolFull, Share, Shares};
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,

@@ -1,14 +1,16 @@
 //! Queries. They read durable revisions only, and return only data that the caller may see.
 
+mod request_page;
+
 use std::sync::atomic::Ordering;
 
 use futures_util::future::BoxFuture;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::projection::EndedRequest;
+use statehold_core::record::Record;
 use statehold_core::request::{LiveRequest, RequestStatus};
 use statehold_core::session::SessionState;
 use statehold_core::task::{Task, TaskStatus};
-use statehold_core::tenant::TenantEvent;
 use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 use statehold_store::{
@@ -16,11 +18,14 @@ use statehold_store::{
 };
 
 use crate::api::session::{SessionListInput, parse_labels};
-use crate::caller::{Caller, Role};
+use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::{is_own, require_lister, require_reader};
+use crate::guard::access::{is_own, require_lister};
 use crate::holds::{HoldDetail, Pending};
+
+pub(crate) use request_page::RequestHead;
+pub use request_page::RequestHolds;
 
 /// How many rows one list call reads.
 pub(crate) const SCAN_MAX: usize = 2_000;
@@ -174,9 +179,29 @@ pub struct RequestDetail {
     pub sees_answer: bool,
     /// The revision it was read at.
     pub revision: u64,
+    /// Whether its payloads and holds are left out, because they did not fit.
+    pub too_large: bool,
 }
 
 impl RequestDetail {
+    /// A request whose payloads and holds do not fit.
+    pub(crate) fn without_payloads(head: RequestHead) -> Self {
+        Self {
+            revision: head.state.revision,
+            session: head.session,
+            task: head.task,
+            request: head.request,
+            started: None,
+            finished: None,
+            holds: Vec::new(),
+            pending: Pending::default(),
+            lease_until: None,
+            sees_hidden: head.sees_hidden,
+            sees_answer: head.sees_answer,
+            too_large: true,
+        }
+    }
+
     /// When the request started. None if the record that started it is gone.
     pub(crate) fn started_at(&self) -> Option<Timestamp> {
         let started = self.started.as_ref()?;
@@ -208,7 +233,7 @@ impl Engine {
             (_, asked) => asked,
         };
         let mut entries = Vec::new();
-        let (mut after, mut seen) = (after, 0);
+        let (mut after, mut seen, mut bytes) = (after, 0, 0);
         loop {
             let query = SessionQuery {
                 tenant: caller.tenant.clone(),
@@ -223,8 +248,9 @@ impl Engine {
             for row in rows {
                 after = Some(row.place);
                 if is_own(caller, &row) && filter.fits(&row) {
+                    bytes += row.labels.as_ref().map_or(0, String::len) as u64;
                     entries.push(row);
-                    if entries.len() == limit {
+                    if entries.len() == limit || bytes >= OWN_PAGE_BYTES_MAX {
                         return Ok(Page {
                             entries,
                             next: after,
@@ -362,20 +388,6 @@ impl Engine {
         Ok(wanted)
     }
 
-    /// Records after a revision with their payloads, for the engine itself. They may be fewer than `entries`.
-    pub(crate) async fn records_after(
-        &self,
-        session: SessionId,
-        after: u64,
-        entries: usize,
-    ) -> Result<Vec<StoredRecord>, EngineError> {
-        let store = &self.inner().store;
-        own_page(entries, |page| async move {
-            Ok(store.records(session, after, page).await?)
-        })
-        .await
-    }
-
     pub(crate) async fn find_task(
         &self,
         state: &SessionState,
@@ -399,41 +411,13 @@ impl Engine {
         caller: &Caller,
         id: RequestId,
     ) -> Result<RequestDetail, EngineError> {
-        require_reader(caller)?;
-        let session = self.session_of_request(id).await?;
-        self.readable_around(caller, session).await?;
-        let summary = self.inner().store.session(session).await?;
-        let summary = summary.ok_or(EngineError::NotFound)?;
-        let mut detail = self.request_detail(caller, summary, id).await?;
-        detail.sees_answer = self.asked_for(caller, &detail).await?;
-        let may_read = caller.acts_for(detail.session.owner.user)
-            || caller.reads_all()
-            || caller.works_for(&detail.task.agent)
-            || detail.sees_answer;
-        if !may_read {
-            return Err(EngineError::NotFound);
-        }
-        // An operator may see hidden parts of a request, but the audit stream records it.
-        if detail.sees_hidden && !caller.works_for(&detail.task.agent) {
-            self.audit(caller, TenantEvent::TraceRead { session })
-                .await?;
-        }
+        let head = self.request_head(caller, id).await?;
+        let mut detail = self
+            .request_detail(caller, head.session.clone(), id)
+            .await?;
+        detail.sees_answer = head.sees_answer;
+        self.audit_hidden(caller, &head).await?;
         Ok(detail)
-    }
-
-    /// Whether the caller works for the agent whose request started this one, and so may wait for it.
-    async fn asked_for(
-        &self,
-        caller: &Caller,
-        detail: &RequestDetail,
-    ) -> Result<bool, EngineError> {
-        let parent = detail.request.parent();
-        let Some(parent) = parent.filter(|_| caller.has(Role::Worker)) else {
-            return Ok(false);
-        };
-        let lineage = self.inner().store.lineages(vec![parent]).await?;
-        let asking = lineage.first().and_then(|steps| steps.last());
-        Ok(asking.is_some_and(|step| caller.works_for(&step.agent)))
     }
 
     pub(crate) async fn find_request(
@@ -498,6 +482,7 @@ impl Engine {
                 sees_hidden,
                 sees_answer: false,
                 revision: state.revision,
+                too_large: false,
             })
         })
     }
@@ -509,6 +494,17 @@ impl Engine {
     ) -> Result<Option<StoredRecord>, EngineError> {
         let (store, one) = (&self.inner().store, PageLimit::entries(1));
         let records = store.records(session, seq.saturating_sub(1), one).await?;
+        Ok(records.into_iter().next())
+    }
+
+    /// One record without its payloads.
+    pub(crate) async fn record_head(
+        &self,
+        session: SessionId,
+        seq: u64,
+    ) -> Result<Option<Record>, EngineError> {
+        let (store, one) = (&self.inner().store, PageLimit::entries(1));
+        let records = store.chain(session, seq.saturating_sub(1), one).await?;
         Ok(records.into_iter().next())
     }
 

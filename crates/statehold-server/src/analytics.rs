@@ -26,7 +26,8 @@ use self::operations::{Deed, OperationOut};
 use self::place::{Place, Target};
 use self::query::Query;
 use crate::chat::ChatSurface;
-use crate::http::call::{App, CallContext, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext};
 use crate::http::problem::{Code, Problem};
 use crate::native::plain;
 

@@ -39,9 +39,10 @@ pub(crate) use self::inline::{CallerData, ClientManagedIds, InlineContext};
 pub(crate) use self::refusal::{TurnContext, forbid_retry};
 pub(crate) use self::stateless::{FailedCalls, agent_needs_session, passes_tools};
 use self::stateless::{ScratchSession, needs_session};
-use self::stream::StreamWriter;
 pub(crate) use self::stream::TurnFormat;
-use crate::http::call::{App, CallContext, CallerCredential, Payload, text};
+use self::stream::{DraftedText, StreamWriter};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, CallerCredential, text};
 use crate::http::delivery;
 use crate::http::problem::{Code, Problem};
 use crate::native::AnswerHeaders;
@@ -144,11 +145,14 @@ pub(crate) struct Preface {
 }
 
 impl Preface {
-    fn of(turn: &OpenTurn) -> Self {
-        Self {
-            earlier: turn.earlier.clone(),
-            reminder: turn.reminder.clone(),
+    /// All of it before an answer, each paragraph followed by a blank line.
+    pub(crate) fn before(&self, answer: String) -> String {
+        let mut text = self.text();
+        if text.is_empty() {
+            return answer;
         }
+        text.push_str(&answer);
+        text
     }
 
     /// All of it, each paragraph followed by a blank line.
@@ -166,6 +170,7 @@ impl Preface {
 /// How a call ends.
 #[derive(Debug)]
 pub(crate) struct Ending {
+    pub(crate) preface: Preface,
     pub(crate) answer: AgentReply,
     pub(crate) account: TurnAccount,
     /// The open holds of a paused turn.
@@ -173,16 +178,15 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    async fn of(
-        turn: &TurnHandle,
-        snapshot: TurnSnapshot,
-        answer: AgentReply,
-    ) -> Result<Self, EngineError> {
-        Ok(Self {
+    /// The end of a turn as it was read, without its record.
+    fn of(snapshot: TurnSnapshot, reminder: Option<String>, answer: AgentReply) -> Self {
+        let earlier = snapshot.earlier;
+        Self {
+            preface: Preface { earlier, reminder },
             answer,
-            account: turn.account(&snapshot).await?,
+            account: snapshot.account,
             holds: snapshot.holds,
-        })
+        }
     }
 
     /// `completed` or `paused`.
@@ -486,29 +490,41 @@ impl ChatCall {
         found.ok_or_else(|| self.unknown_agent(book, name, own))
     }
 
+    /// Drops the body of the call when its turn is open, and gives its memory back. A turn without a session has
+    /// all of it in a session in memory, until the call ends.
+    fn drop_body(&mut self, turn: &ChatTurn) {
+        self.body = Bytes::new();
+        if turn.scratch.is_none() {
+            self.asked.slot.release_body();
+        }
+    }
+
     /// Waits for the turn. `write` makes the body of the answer.
     pub(crate) async fn answer(
-        &self,
+        mut self,
         app: &App,
         turn: ChatTurn,
         known: &mut TurnContext,
-        write: impl FnOnce(&TurnHead, Preface, &Ending) -> Vec<u8>,
+        write: impl FnOnce(&TurnHead, Ending) -> Vec<u8>,
     ) -> Result<Response, Problem> {
+        self.drop_body(&turn);
         let ChatTurn { open, scratch, .. } = turn;
         let (handle, has_session) = (&open.handle, scratch.is_none());
         if has_session {
             known.found(handle);
         }
         let work = async {
-            let snapshot = handle.outcome(self.deadline(has_session)).await?;
+            let deadline = self.deadline(has_session);
+            let snapshot = handle.outcome(deadline, &self.asked).await?;
             let room = scratch.as_ref().map(|scratch| (scratch, self.surface));
             require_answer(app, handle, room, &snapshot, known).await?;
             let log = &app.deliveries;
-            let receipt = has_session.then(|| log.receipt(handle, &open.earlier, &snapshot));
+            let receipt = has_session.then(|| log.receipt(handle, true, &snapshot));
             let head = TurnHead::of(handle, snapshot.started_at, has_session);
             let reply = reply_of(&snapshot, self.wants_calls(has_session), &self.base);
-            let ending = Ending::of(handle, *snapshot, reply).await?;
-            let bytes = write(&head, Preface::of(&open), &ending);
+            let ending = Ending::of(*snapshot, open.reminder.clone(), reply);
+            let bytes = write(&head, ending);
+            self.asked.slot.shrink_answer(bytes.len() as u64);
             let mut response = delivery::json(bytes, receipt);
             describe(response.headers_mut(), &open, has_session);
             Ok::<_, Problem>(response)
@@ -518,13 +534,14 @@ impl ChatCall {
 
     /// Answers as the answer is written. `format` makes the format of the stream.
     pub(crate) async fn stream<F: TurnFormat>(
-        self,
+        mut self,
         app: App,
         turn: ChatTurn,
         share: Share,
         known: &mut TurnContext,
-        format: impl FnOnce(&TurnHead, Preface) -> F,
+        format: impl FnOnce(&TurnHead) -> F,
     ) -> Result<Response, Problem> {
+        self.drop_body(&turn);
         let ChatTurn {
             open,
             scratch,
@@ -538,7 +555,7 @@ impl ChatCall {
         let mut follower = handle.follow(self.deadline(has_session));
         let mut first = None;
         if is_hosted || self.awaits_first {
-            let next = self.asked.while_valid(follower.next());
+            let next = self.asked.while_valid(follower.next(&self.asked));
             first = tokio::time::timeout(HEAD_MAX, next)
                 .await
                 .ok()
@@ -549,7 +566,7 @@ impl ChatCall {
             require_answer(&app, &handle, room, snapshot, known).await?;
         }
         let head = TurnHead::of(&handle, started_at, has_session);
-        let format = format(&head, Preface::of(&open));
+        let format = format(&head);
         let (pieces, written) = mpsc::channel(PIECES_MAX);
         let mut response = Response::new(delivery::streamed(written, share));
         let headers = response.headers_mut();
@@ -559,12 +576,13 @@ impl ChatCall {
             app,
             turn: handle,
             format,
-            preface: Preface::of(&open),
+            reminder: open.reminder,
             with_calls: self.wants_calls(has_session),
-            api_key: self.asked.api_key,
+            asked: self.asked,
             base: self.base,
             pieces,
-            drafted: String::new(),
+            drafted: DraftedText::default(),
+            preface_begin: String::new(),
             scratch,
             surface: self.surface,
             only_here: known.only_here,
@@ -591,7 +609,7 @@ async fn require_answer(
     if let Some(failed) = failure {
         // An error has no room for answers of other turns: they come with the next call.
         let has_session = room.is_none();
-        known.receipt = has_session.then(|| app.deliveries.receipt(turn, &[], snapshot));
+        known.receipt = has_session.then(|| app.deliveries.receipt(turn, false, snapshot));
         return Err(failed.into());
     }
     match room {

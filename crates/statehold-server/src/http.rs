@@ -1,6 +1,7 @@
 //! HTTP below the surfaces: connections, callers, bodies and their delivery, problems, cursors, metrics.
 
 pub mod accept;
+pub(crate) mod body;
 pub(crate) mod call;
 pub(crate) mod delivery;
 pub mod json;

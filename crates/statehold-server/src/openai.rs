@@ -16,7 +16,7 @@ use statehold_engine::api::json::{raw_bytes, to_body};
 use statehold_engine::api::session::SessionInput;
 use statehold_engine::api::turn::{CarriedMessage, Conversation, UserMessage, agent_of_session};
 
-use self::ask::{CallerMessages, ChatIn, ChatMessageIn};
+use self::ask::{CallerMessages, ChatIn, ChatMessageIn, StreamOptionsIn};
 use self::completion::{CompletionOut, CompletionWriter};
 use self::errors::as_openai_error;
 use self::session::SessionChoice;
@@ -82,24 +82,29 @@ impl OpenaiCall {
         let is_stream = self.chat.stream == Some(true);
         let share = self.call.take_share(&app, is_stream)?;
         let turn = Box::pin(self.begin(&app, &message, &path, known)).await?;
-        let Self { call, chat, .. } = self;
-        let model = chat.model;
+        drop(message);
+        let (call, model, options) = self.into_rest();
         match share {
             Some(share) if is_stream => {
-                let options = chat.stream_options.unwrap_or_default();
                 let with_usage = options.include_usage == Some(true);
-                let stream = call.stream(app, turn, share, known, |head, preface| {
-                    CompletionWriter::new(model, head, preface, with_usage)
+                let stream = call.stream(app, turn, share, known, |head| {
+                    CompletionWriter::new(model, head, with_usage)
                 });
                 Box::pin(stream).await
             }
             _ => {
-                let answer = call.answer(&app, turn, known, |head, preface, ending| {
-                    CompletionWriter::new(model, head, preface, false).whole(ending)
+                let answer = call.answer(&app, turn, known, |head, ending| {
+                    CompletionWriter::new(model, head, false).whole(ending)
                 });
                 Box::pin(answer).await
             }
         }
+    }
+
+    /// The parts of the call that its answer needs. The messages are dropped: an answer may take long.
+    fn into_rest(self) -> (ChatCall, String, StreamOptionsIn) {
+        let options = self.chat.stream_options.unwrap_or_default();
+        (self.call, self.chat.model, options)
     }
 
     /// Finds or begins the turn that the call is about.

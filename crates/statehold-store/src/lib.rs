@@ -24,5 +24,5 @@ pub use port::{
     HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
     PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
     SharedValue, StatePage, StateValue, Store, StoreError, StoredExchange, StoredItem,
-    StoredRecord, TenantCommit,
+    StoredRecord, TenantCommit, record_bytes,
 };

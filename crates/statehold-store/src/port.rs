@@ -675,8 +675,8 @@ impl StoredRecord {
     }
 }
 
-/// The size of a record with its payloads.
-pub(crate) fn record_bytes(record: &Record) -> u64 {
+/// The size of a record with its payloads, erased ones included.
+pub fn record_bytes(record: &Record) -> u64 {
     let bodies = record.bodies();
     let bodies = bodies.iter().map(|body| u64::from(body.bytes));
     record.as_bytes().len() as u64 + bodies.sum::<u64>()

@@ -161,6 +161,8 @@ pub(crate) struct LimitsConfig {
     pub(crate) calls_per_second: u32,
     /// The most calls of one key at once, after a pause.
     pub(crate) calls_burst: NonZeroU32,
+    /// The most bytes of the bodies that are read or in use.
+    pub(crate) request_bytes_max: NonZeroUsize,
     /// The most bytes of the answers that wait to be sent.
     pub(crate) answer_bytes_max: NonZeroUsize,
 }
@@ -171,6 +173,7 @@ impl Default for LimitsConfig {
             body_bytes_max: NonZeroUsize::new(8 << 20).expect("not zero"),
             calls_per_second: 0,
             calls_burst: NonZeroU32::new(100).expect("not zero"),
+            request_bytes_max: NonZeroUsize::new(256 << 20).expect("not zero"),
             answer_bytes_max: NonZeroUsize::new(64 << 20).expect("not zero"),
         }
     }

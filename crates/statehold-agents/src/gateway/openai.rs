@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use statehold_core::ids::{ItemId, SessionId};
 use statehold_core::item::CallOutcome;
-use statehold_engine::bodies::{HoldBody, Raw, parse};
+use statehold_engine::bodies::Raw;
 
 use super::agent_reply::{AgentReply, RemoteSession};
 use super::briefing::Briefing;
@@ -411,8 +411,7 @@ async fn require_not_paused(run: &AgentRun) -> Result<(), TurnError> {
     let open = pending.holds.iter().find(|hold| hold.hold.request == other);
     let what = match open {
         Some(open) => {
-            let body: HoldBody = parse(open.body.as_deref());
-            let (title, id) = (body.title, open.hold.id);
+            let (title, id) = (&open.title, open.hold.id);
             format!("it waits for a decision about “{title}” ({id}); decide that, then ask again")
         }
         None => "the decision is being delivered to it; ask again in a moment".to_owned(),

@@ -136,8 +136,7 @@ impl Feed {
                 Ok(events.collect())
             }
             FeedSource::Holds { after } => {
-                let found =
-                    next_of(after, |at| engine.hold_feed(caller, at, limit.entries)).await?;
+                let found = next_of(after, |at| engine.hold_feed(caller, at, limit)).await?;
                 Ok(found.iter().map(FeedEvent::of_hold).collect())
             }
         }

@@ -15,12 +15,13 @@ use statehold_core::command::Fenced;
 use statehold_core::hold::{CallTarget, HoldKind};
 use statehold_core::ids::{HoldId, RequestId, TaskId};
 use statehold_core::item::ItemKind;
-use statehold_store::{HoldPlace, LineageStep};
+use statehold_store::{HoldPlace, LineageStep, PageLimit};
 
 use super::item::ItemInput;
 use super::item::write::{call_targets, new_items};
 use super::json::to_body;
 use super::request::{parse_name, repeated};
+use crate::answer_memory::AnswerMemory;
 use crate::bodies::{HoldBody, RECONCILE_TITLE, Raw, parse};
 use crate::caller::Caller;
 use crate::commit::call::{Call, Receipt};
@@ -46,11 +47,21 @@ pub use view::{DecideRefusal, DecisionView, HoldView};
 
 /// The title of a hold. The server opens `reconcile` holds and gives them a fixed title.
 pub(crate) fn title_of(kind: HoldKind, body: Option<&[u8]>) -> String {
-    let body: HoldBody = parse(body);
-    if body.title.is_empty() && kind == HoldKind::Reconcile {
+    shown_title(kind, body.map(title_in).unwrap_or_default())
+}
+
+/// The title in the body of a hold.
+pub(crate) fn title_in(body: &[u8]) -> String {
+    let body: HoldBody = parse(Some(body));
+    body.title
+}
+
+/// The title of a hold with this title in its body.
+pub(crate) fn shown_title(kind: HoldKind, title: String) -> String {
+    if title.is_empty() && kind == HoldKind::Reconcile {
         RECONCILE_TITLE.to_owned()
     } else {
-        body.title
+        title
     }
 }
 
@@ -173,13 +184,12 @@ pub struct HoldListInput {
 ///
 /// # Errors
 ///
-/// If the caller may not see holds.
+/// If the caller may not see holds. [`EngineError::PageTooSmall`] if the next hold does not fit.
 pub async fn list(
     engine: &Engine,
     caller: &Caller,
     input: HoldListInput,
-    after: Option<HoldPlace>,
-    limit: usize,
+    (after, limit): (Option<HoldPlace>, PageLimit),
 ) -> Result<Page<HoldView, HoldPlace>, EngineError> {
     require_hold_reader(caller)?;
     let mut filter = input.filter;
@@ -215,7 +225,12 @@ pub async fn counts(engine: &Engine, caller: &Caller) -> Result<HoldCountsView, 
 ///
 /// # Errors
 ///
-/// If the caller may not see it.
-pub async fn read(engine: &Engine, caller: &Caller, hold: HoldId) -> Result<HoldView, EngineError> {
-    Ok(HoldView::of(&engine.hold(caller, hold).await?))
+/// If the caller may not see it, or there is no memory for it in time.
+pub async fn read(
+    engine: &Engine,
+    caller: &Caller,
+    hold: HoldId,
+    memory: &dyn AnswerMemory,
+) -> Result<HoldView, EngineError> {
+    Ok(HoldView::of(&engine.hold_in(memory, caller, hold).await?))
 }

@@ -15,6 +15,7 @@ use statehold_core::scope::Scope;
 use super::item::write::{first_items, message, names_recorded_calls, next_items};
 use super::item::{ItemInput, ItemRef};
 use super::state::StatePatchInput;
+use crate::answer_memory::AnswerMemory;
 use crate::bodies::{ItemBody, parse};
 use crate::caller::Caller;
 use crate::commit::call::{Call, DecidedCommit, Receipt};
@@ -24,6 +25,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
 use crate::guard::rights::{self, Act};
+use crate::read::RequestHolds;
 
 pub use input::{
     AppendInput, ClaimInput, CompleteInput, EmptyInput, FailInput, HeartbeatInput, LeaseInput,
@@ -363,41 +365,48 @@ pub struct RequestRead {
     pub view: RequestView,
     /// The revision of the session.
     pub revision: u64,
+    /// The index before which the next page of holds begins, if there is one.
+    pub earlier_holds: Option<usize>,
 }
 
-/// Reads a request, at once or after waiting until it has ended or changed, or until the time is over.
+/// Reads a request with the newest of its holds, at once or after waiting until it has ended or changed, or until the
+/// time is over. Takes the memory for its payloads when it has waited.
 ///
 /// # Errors
 ///
-/// If the caller may not read it, also if the right is revoked during the wait.
+/// If the caller may not read it, also if the right is revoked during the wait; or if there is no memory in time.
 pub async fn read(
     engine: &Engine,
     caller: &Caller,
-    request: RequestId,
-    until: WaitUntil,
-    wait: Duration,
+    (request, holds): (RequestId, RequestHolds),
+    (until, wait): (WaitUntil, Duration),
+    memory: &dyn AnswerMemory,
 ) -> Result<RequestRead, EngineError> {
     let deadline = tokio::time::Instant::now() + wait;
-    let mut detail = engine.request(caller, request).await?;
+    let mut head = engine.request_head(caller, request).await?;
     let known = match until {
         WaitUntil::Final => None,
-        WaitUntil::Changed { after } => Some(after.unwrap_or(detail.revision)),
+        WaitUntil::Changed { after } => Some(after.unwrap_or(head.state.revision)),
     };
     loop {
-        let has_changed = known.is_some_and(|known| detail.revision > known);
-        let is_met = detail.request.status().is_final() || has_changed;
+        let revision = head.state.revision;
+        let has_changed = known.is_some_and(|known| revision > known);
+        let is_met = head.request.status().is_final() || has_changed;
         if is_met || tokio::time::Instant::now() >= deadline {
             break;
         }
-        let changed = engine.changed_after(detail.session.id, detail.revision);
+        let changed = engine.changed_after(head.session.id, revision);
         match tokio::time::timeout_at(deadline, changed).await {
             // Authorise again with every read: the right may have been revoked.
-            Ok(Ok(())) => detail = engine.request(caller, request).await?,
+            Ok(Ok(())) => head = engine.request_head(caller, request).await?,
             Ok(Err(_)) | Err(_) => break,
         }
     }
+    engine.audit_hidden(caller, &head).await?;
+    let (detail, earlier_holds) = engine.request_page(caller, head, holds, memory).await?;
     Ok(RequestRead {
         view: RequestView::of(&detail),
         revision: detail.revision,
+        earlier_holds,
     })
 }

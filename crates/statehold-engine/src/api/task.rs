@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 use super::hold::{PendingHoldView, pending_views};
 use super::item::ItemView;
 use super::json::{Raw, raw_bytes};
+use crate::answer_memory::{ANSWER_PAGE_BYTES, SMALL_PAYLOAD_BYTES};
 use crate::caller::{Caller, Role};
 use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::write::SessionWrite;
@@ -114,7 +115,14 @@ pub async fn read(
     let pending = engine.pending_of(&state, state.pending_holds(task.id));
     let (pending, pending_total) = pending_views(&pending.await?);
     let at = (session, state.revision);
-    let page = engine.items(at, Some(task.id), view, before, limit).await?;
+    let (limit, taken) = beside(private.as_deref(), limit)?;
+    let page = engine.items(at, Some(task.id), view, before, limit).await;
+    let page = page.map_err(|error| match error {
+        EngineError::PageTooSmall { bytes } => EngineError::PageTooSmall {
+            bytes: bytes + taken,
+        },
+        error => error,
+    })?;
     if view == View::Trace {
         let event = TenantEvent::TraceRead { session };
         engine.audit(caller, event).await?;
@@ -136,6 +144,24 @@ pub async fn read(
         next_cursor: None,
     };
     Ok((view, state.revision, page.next))
+}
+
+/// The room that a private state leaves on a page, and the bytes that it takes itself.
+///
+/// # Errors
+///
+/// [`EngineError::PageTooSmall`] if a long state leaves no room for a page of items.
+fn beside(private: Option<&[u8]>, limit: PageLimit) -> Result<(PageLimit, u64), EngineError> {
+    let taken = private.map_or(0, |state| state.len() as u64);
+    if taken <= SMALL_PAYLOAD_BYTES {
+        return Ok((limit, 0));
+    }
+    let left = limit.bytes.checked_sub(taken);
+    let Some(bytes) = left.filter(|left| *left >= ANSWER_PAGE_BYTES) else {
+        let bytes = taken + ANSWER_PAGE_BYTES;
+        return Err(EngineError::PageTooSmall { bytes });
+    };
+    Ok((PageLimit { bytes, ..limit }, taken))
 }
 
 /// Closes a task without live requests.

@@ -17,8 +17,7 @@ use statehold_core::task::{Task, TaskStatus};
 use statehold_store::{HoldSummary, PageLimit};
 use utoipa::ToSchema;
 
-use super::hold::{HoldRef, title_of};
-use crate::bodies::payload;
+use super::hold::{HoldRef, shown_title, title_in, title_of};
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -295,12 +294,14 @@ async fn holds_of(
     let own = rows.iter().map(|row| (row.hold.opened_at, row.hold.body));
     let wanted = own.chain(inherited);
     let wanted = wanted.map(|(at, body)| (state.session, at, body));
-    let records = engine.records_of(wanted.collect()).await?;
-    let record = |revision: u64| records.get(&(state.session, revision));
+    let titles = engine.read_payloads(wanted.collect(), title_in).await?;
+    let title = |kind, place: (u64, Option<BodyRef>)| {
+        let title = titles.get(&(state.session, place.0, place.1)).cloned();
+        shown_title(kind, title.unwrap_or_default())
+    };
     let mut holds: BTreeMap<HoldId, (RequestId, HoldRef)> = BTreeMap::new();
     for (id, mut hold) in logged {
-        let body = payload(record(hold.opened_at), hold.body);
-        hold.shown.title = title_of(hold.shown.kind, body);
+        hold.shown.title = title(hold.shown.kind, (hold.opened_at, hold.body));
         if hold.shown.status == HoldStatus::Open && !state.holds.contains_key(&id) {
             hold.shown.status = HoldStatus::Cancelled;
         }
@@ -308,8 +309,8 @@ async fn holds_of(
     }
     for HoldSummary { hold, decision, .. } in rows {
         let decision = decision.map(|(decision, _)| decision);
-        let body = payload(record(hold.opened_at), hold.body);
-        let shown = HoldRef::new(&hold, decision, body);
+        let title = title(hold.kind, (hold.opened_at, hold.body));
+        let shown = HoldRef::new(&hold, decision, title);
         holds.insert(hold.id, (hold.request, shown));
     }
     let mut by_request: BTreeMap<RequestId, Vec<HoldRef>> = BTreeMap::new();

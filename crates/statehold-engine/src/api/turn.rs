@@ -8,6 +8,7 @@
 mod account;
 mod agent_reply;
 mod delivery;
+mod earlier;
 mod follow;
 mod pause_text;
 mod question;
@@ -26,7 +27,6 @@ use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
-use utoipa::ToSchema;
 
 use self::pause_text::{approval_reminder, question_reminder};
 use self::recall::{Recall, RecalledSession};
@@ -50,6 +50,8 @@ pub use super::hold::TurnDecision;
 pub use account::{TokenUsage, TurnAccount};
 pub use agent_reply::AgentReply;
 pub use delivery::{DeliveryLog, DeliveryReceipt};
+pub use earlier::EarlierAnswer;
+use earlier::EarlierTurn;
 pub use follow::{FailedTurn, TurnEvent, TurnFollower, TurnSnapshot};
 pub use pause_text::pause_text;
 pub use recall::{CarriedMessage, Conversation};
@@ -128,6 +130,7 @@ impl TurnInput {
             task: turn.task,
             request: turn.request,
             started_at: turn.started_at,
+            earlier: Arc::default(),
         }
     }
 }
@@ -162,6 +165,8 @@ pub struct TurnHandle {
     pub request: RequestId,
     /// When it started, if this call started it.
     started_at: Option<Timestamp>,
+    /// Other turns whose answers come before its own.
+    earlier: Arc<[EarlierTurn]>,
 }
 
 impl TurnHandle {
@@ -193,21 +198,9 @@ pub struct OpenTurn {
     pub is_new: bool,
     /// Whether the client has made the same call before.
     pub is_replay: bool,
-    /// Answers of other turns that the client was told to wait for.
-    pub earlier: Vec<EarlierAnswer>,
     /// A line about the open questions that the message of this call did not answer, or about the approval that it
     /// did not give.
     pub reminder: Option<String>,
-}
-
-/// The answer of a turn that a client knows as paused, and that has ended since.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-#[schema(as = ChatEarlier)]
-pub struct EarlierAnswer {
-    /// The turn.
-    pub request: RequestId,
-    /// Its answer.
-    pub content: String,
 }
 
 /// The caller with the role of a client alone, or with no role.
@@ -369,7 +362,7 @@ async fn find_or_start(
         Some((search.decide(decisions).await?, false))
     };
     let (turn, is_replay) = if let Some((request, is_replay)) = found {
-        let task = engine.request(&search.reader, request).await?.task.id;
+        let task = engine.request_head(&search.reader, request).await?.task.id;
         let started_at = None;
         let turn = StartedTurn {
             request,
@@ -388,11 +381,12 @@ async fn find_or_start(
         (started.view, started.replayed)
     };
     log.begin(input.session, turn.request);
+    let mut handle = input.handle(engine, engine, turn);
+    handle.earlier = search.earlier(turn.request).await?.into();
     Ok(OpenTurn {
-        handle: input.handle(engine, engine, turn),
+        handle,
         is_new: found.is_none() && !is_replay,
         is_replay,
-        earlier: search.earlier(turn.request).await?,
         reminder: question_reminder(&search.unanswered)
             .or_else(|| search.undecided.as_ref().map(approval_reminder)),
     })
@@ -417,7 +411,6 @@ pub async fn start_alone(
         handle: input.handle(host, engine, started.view),
         is_new: true,
         is_replay: false,
-        earlier: Vec::new(),
         reminder: None,
     })
 }

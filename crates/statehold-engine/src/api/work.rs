@@ -6,6 +6,7 @@ mod pushed;
 use std::time::Duration;
 
 use super::request::{ClaimInput, ClaimView, RequestView, agent_name, require_worker_note};
+use crate::answer_memory::AnswerMemory;
 use crate::caller::{Caller, Role};
 use crate::claim::{Claim, require_works_for};
 use crate::engine::Engine;
@@ -20,15 +21,18 @@ pub const WAIT_SECONDS_MAX: u64 = 60;
 /// Default duration of a lease, in seconds.
 const LEASE_SECONDS_DEFAULT: u64 = 60;
 
-/// Claims requests of an agent, and waits for the first.
+/// Claims requests of an agent, and waits for the first. It claims fewer if their payloads do not fit one answer, and
+/// takes the memory for them first.
 ///
 /// # Errors
 ///
-/// If the caller may not work for the agent, or the input is out of bounds.
+/// If the caller may not work for the agent, the input is out of bounds, or there is no memory in time; nothing is
+/// claimed then.
 pub async fn claim(
     engine: &Engine,
     caller: &Caller,
     input: ClaimInput,
+    memory: &dyn AnswerMemory,
 ) -> Result<ClaimView, EngineError> {
     require_any(caller, &[Role::Worker])?;
     let agent = agent_name(&input.agent)?;
@@ -49,7 +53,7 @@ pub async fn claim(
         request: input.request_id,
     };
     let mut claimed = engine
-        .claim_until(caller, &claim, std::future::pending())
+        .claim_in(caller, &claim, Some(memory), std::future::pending())
         .await?;
     for one in &mut claimed {
         let (session, request) = (one.detail.session.id, one.detail.request.id());

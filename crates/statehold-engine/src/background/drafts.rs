@@ -19,6 +19,9 @@ use crate::locks::Lock;
 /// The maximum size of one draft. Readers get the rest when the answer is committed.
 const DRAFT_BYTES_MAX: usize = 1024 * 1024;
 
+/// The most text that a reader gets at a time. A reader that comes late gets the rest in further pieces.
+const PIECE_BYTES_MAX: usize = 4 * 1024;
+
 #[derive(Debug, Default)]
 pub(crate) struct Drafts {
     live: Lock<HashMap<RequestId, LiveDraft>>,
@@ -165,7 +168,7 @@ impl DraftText {
         self.said = self.text.len();
     }
 
-    /// The text after `place`; advances `place`.
+    /// The next piece of the text after `place`; advances `place`.
     fn after(&self, place: &mut ReadPosition) -> Option<DraftPiece> {
         if place.edition != self.edition {
             *place = ReadPosition {
@@ -174,13 +177,15 @@ impl DraftText {
             };
         }
         let unread = self.text.get(place.read..self.said);
-        let text = unread.filter(|text| !text.is_empty())?.to_owned();
-        let offset = std::mem::replace(&mut place.read, self.said);
+        let unread = unread.filter(|text| !text.is_empty())?;
+        let text = unread[..unread.floor_char_boundary(PIECE_BYTES_MAX)].to_owned();
+        let read = place.read + text.len();
+        let offset = std::mem::replace(&mut place.read, read);
         Some(DraftPiece { offset, text })
     }
 }
 
-/// Text written since the reader's last call.
+/// The next text for a reader, of bounded length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DraftPiece {
     /// How many bytes of the draft come before it. 0: the draft starts here, or starts over.
@@ -211,7 +216,7 @@ pub struct DraftReader {
 }
 
 impl DraftReader {
-    /// Waits for text written since the last call. None if the request has ended, or if the draft
+    /// Waits for the next piece of text. None if the request has ended, or if the draft
     /// started over: the reader may have passed its beginning on and cannot retract it.
     pub async fn next(&mut self) -> Option<String> {
         loop {
@@ -235,7 +240,7 @@ impl DraftReader {
         }
     }
 
-    /// The text written since the last call, if any. After a draft started over, this is all of it.
+    /// The next piece of text, if there is any. After a draft started over, this is its beginning.
     pub fn take(&mut self) -> Option<DraftPiece> {
         self.handle.draft.text.lock().after(&mut self.place)
     }
@@ -424,6 +429,28 @@ mod tests {
         check_taken(&mut feed, Some((11, " Sorry.")));
         assert_eq!(chat.next().await, None);
         assert_eq!(engine.drafts_kept(), 0);
+        engine.shut_down().await;
+    }
+
+    #[tokio::test]
+    async fn a_late_reader_gets_a_long_draft_in_pieces() {
+        let engine = engine().await;
+        let request = request(7);
+        let _open = engine.open_draft(request);
+        let text = "é".repeat(5_000);
+        engine.write_draft(request, "x");
+        engine.write_draft(request, &text);
+        let (mut chat, mut feed) = (engine.follow_draft(request), engine.follow_draft(request));
+        engine.forget_draft(request);
+        let (mut heard, mut pieces) = (String::new(), 0);
+        while let Some(piece) = chat.next().await {
+            assert!(piece.len() <= PIECE_BYTES_MAX);
+            let taken = feed.take().expect("the same piece");
+            assert_eq!((taken.offset, &taken.text), (heard.len(), &piece));
+            heard.push_str(&piece);
+            pieces += 1;
+        }
+        assert_eq!((heard.len(), pieces), (1 + text.len(), 3));
         engine.shut_down().await;
     }
 

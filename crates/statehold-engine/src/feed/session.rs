@@ -123,7 +123,8 @@ impl SessionFeed {
         Ok(news)
     }
 
-    /// The unread text of the answers that a record ends. It was written before the record.
+    /// The next unread text of the answers that a record ends. It was written before the record; the rest comes with
+    /// the record.
     fn last_words(&mut self, record: &Record) -> Vec<SessionNews> {
         let ended = record
             .content

@@ -5,15 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::HoldId;
-use statehold_store::{HoldChange, HoldChangeKind, HoldSummary};
+use statehold_store::{HoldChange, HoldChangeKind, HoldSummary, PageLimit};
 
-use super::{HoldDetail, Reach, sound};
+use super::{HoldDetail, Reach, payload_bytes, sound};
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 
 /// How many commits one call reads.
 const SCAN_MAX: usize = 500;
+/// How many changes one call looks at.
+const LOOKED_AT_MAX: usize = 256;
 
 /// A position in the order of all hold changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -50,11 +52,15 @@ pub(crate) struct HoldNews {
 impl Engine {
     /// Changes after a position of holds that the caller may see, and the position to continue from. The
     /// position advances even past changes that the caller may not see.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::PageTooSmall`] if the next change does not fit.
     pub(crate) async fn hold_feed(
         &self,
         caller: &Caller,
         after: HoldPosition,
-        limit: usize,
+        limit: PageLimit,
     ) -> Result<(Vec<HoldNews>, HoldPosition), EngineError> {
         let store = &self.inner().store;
         // If the last call read a commit only in part, read that commit again.
@@ -62,6 +68,12 @@ impl Engine {
         let tenant = caller.tenant.clone();
         let (mut changes, seen) = store.hold_changes(tenant, from, SCAN_MAX).await?;
         changes.retain(|change| after.is_before(change));
+        let mut end = HoldPosition::after_all(seen.max(after.place));
+        // One commit may decide thousands of holds.
+        if changes.len() > LOOKED_AT_MAX {
+            changes.truncate(LOOKED_AT_MAX);
+            end = changes.last().map_or(after, position);
+        }
         let ids: BTreeSet<HoldId> = changes.iter().map(|change| change.hold).collect();
         let rows = if ids.is_empty() {
             Vec::new()
@@ -75,10 +87,10 @@ impl Engine {
             .map(|row| (row.hold.id, row))
             .collect();
         let is_whole = |change: &HoldChange| rows.contains_key(&change.hold);
-        let mut end = HoldPosition::after_all(seen.max(after.place));
         let mut told: Vec<HoldChange> = changes.into_iter().filter(is_whole).collect();
-        if told.len() > limit {
-            told.truncate(limit);
+        let fitting = fitting_changes(&told, &rows, limit)?;
+        if told.len() > fitting {
+            told.truncate(fitting);
             end = told.last().map_or(after, position);
         }
         let news = |told| Box::pin(self.hold_news(caller, told, &rows)) as BoxFuture<'_, _>;
@@ -100,6 +112,28 @@ impl Engine {
         });
         Ok(news.collect())
     }
+}
+
+/// How many of the first changes fit.
+///
+/// # Errors
+///
+/// [`EngineError::PageTooSmall`] if the first one does not.
+fn fitting_changes(
+    told: &[HoldChange],
+    rows: &BTreeMap<HoldId, HoldSummary>,
+    limit: PageLimit,
+) -> Result<usize, EngineError> {
+    let mut left = limit.bytes;
+    for (fitting, change) in told.iter().take(limit.entries).enumerate() {
+        let bytes = payload_bytes(&as_of(&rows[&change.hold], change));
+        left = match left.checked_sub(bytes) {
+            Some(left) => left,
+            None if fitting == 0 => return Err(EngineError::PageTooSmall { bytes }),
+            None => return Ok(fitting),
+        };
+    }
+    Ok(told.len().min(limit.entries))
 }
 
 fn position(change: &HoldChange) -> HoldPosition {

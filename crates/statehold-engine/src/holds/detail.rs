@@ -203,16 +203,30 @@ impl Engine {
     pub(super) async fn in_group(
         &self,
         group: &str,
-        rows: Vec<HoldSummary>,
+        mut rows: Vec<HoldSummary>,
     ) -> Result<Vec<HoldSummary>, EngineError> {
-        let records = self.records_of(rows.iter().map(opening).collect());
-        let records = records.await?;
-        let mut rows = rows;
+        let groups = self.groups_of(&rows).await?;
         rows.retain(|row| {
-            let record = records.get(&(row.session.id, row.hold.opened_at));
-            group_of(payload(record, row.hold.body)).as_deref() == Some(group)
+            groups
+                .get(&opening(row))
+                .is_some_and(|known| known == group)
         });
         Ok(rows)
+    }
+
+    /// The ids of the groups of some holds. Only these stay in memory.
+    async fn groups_of(
+        &self,
+        rows: &[HoldSummary],
+    ) -> Result<BTreeMap<WantedPayload, String>, EngineError> {
+        let wanted = rows.iter().map(opening).collect();
+        let groups = self
+            .read_payloads(wanted, |body| group_of(Some(body)))
+            .await?;
+        let known = groups.into_iter();
+        Ok(known
+            .filter_map(|(place, group)| Some((place, group?)))
+            .collect())
     }
 
     /// The groups of some requests, counting only holds that the caller may see.
@@ -228,17 +242,15 @@ impl Engine {
         let held = self.inner().store.held_by(requests.into_iter().collect());
         let mut held = held.await?;
         held.retain(|row| Reach::of(caller, row).sees);
-        let records = self.records_of(held.iter().map(opening).collect());
-        let records = records.await?;
+        let known = self.groups_of(&held).await?;
         for row in held {
-            let record = records.get(&(row.session.id, row.hold.opened_at));
-            let Some(id) = group_of(payload(record, row.hold.body)) else {
+            let Some(id) = known.get(&opening(&row)) else {
                 continue;
             };
             let group = groups
                 .entry((row.hold.request, id.clone()))
                 .or_insert(HoldGroup {
-                    id,
+                    id: id.clone(),
                     holds: 0,
                     decided: 0,
                 });
@@ -246,6 +258,32 @@ impl Engine {
             group.decided += usize::from(row.decision.is_some());
         }
         Ok(groups)
+    }
+
+    /// Reads something short of each payload, a page of records at a time.
+    pub(crate) async fn read_payloads<T>(
+        &self,
+        wanted: BTreeSet<WantedPayload>,
+        read: impl Fn(&[u8]) -> T,
+    ) -> Result<BTreeMap<WantedPayload, T>, EngineError> {
+        let mut found = BTreeMap::new();
+        let mut names: BTreeMap<(SessionId, u64), Vec<Option<BodyRef>>> = BTreeMap::new();
+        for (session, at, name) in wanted {
+            names.entry((session, at)).or_default().push(name);
+        }
+        let mut places: Vec<(SessionId, u64)> = names.keys().copied().collect();
+        while !places.is_empty() {
+            let store = &self.inner().store;
+            let records = store.records_at(places.clone(), OWN_PAGE_BYTES_MAX).await?;
+            for (place, record) in places.drain(..records.len()).zip(records) {
+                for name in names.get(&place).into_iter().flatten() {
+                    if let Some(body) = payload(record.as_ref(), *name) {
+                        found.insert((place.0, place.1, *name), read(body));
+                    }
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Reads records, each with no payload but the wanted ones, in as few queries as their bytes allow.

@@ -6,7 +6,7 @@ use statehold_core::name::Name;
 use statehold_core::session::SessionState;
 use statehold_store::LineageStep;
 
-use crate::bodies::payload;
+use crate::api::hold::{shown_title, title_in};
 use crate::engine::Engine;
 use crate::error::EngineError;
 
@@ -33,8 +33,8 @@ pub struct PendingHold {
     pub agent: Name,
     /// The requests from the root down to the one with the hold, with their tasks.
     pub lineage: Vec<LineageStep>,
-    /// Title, message and action, as opened.
-    pub body: Option<Vec<u8>>,
+    /// The title.
+    pub title: String,
 }
 
 impl Engine {
@@ -55,23 +55,23 @@ impl Engine {
         state: &SessionState,
         holds: Vec<HoldId>,
     ) -> Result<Pending, EngineError> {
-        let mut holds: Vec<&Hold> = holds.iter().filter_map(|id| state.holds.get(id)).collect();
         let total = holds.len();
-        holds.sort_by_key(|hold| (hold.opened_at, hold.request, hold.number));
-        holds.truncate(PENDING_MAX);
+        let holds = oldest(state, &holds, PENDING_MAX);
         let wanted = holds.iter();
         let wanted = wanted.map(|hold| (state.session, hold.opened_at, hold.body));
-        let records = self.records_of(wanted.collect()).await?;
+        let titles = self.read_payloads(wanted.collect(), title_in);
+        let titles = titles.await?;
         let told = holds.into_iter().map(|hold| {
             let lineage = lineage(state, hold.request);
-            let record = records.get(&(state.session, hold.opened_at));
+            let place = (state.session, hold.opened_at, hold.body);
+            let title = titles.get(&place).cloned().unwrap_or_default();
             let agent = state.tasks.get(&hold.task).map(|task| task.agent.clone());
             Some(PendingHold {
                 hold: hold.clone(),
                 session: state.session,
                 agent: agent?,
                 lineage,
-                body: payload(record, hold.body).map(<[u8]>::to_vec),
+                title: shown_title(hold.kind, title),
             })
         });
         Ok(Pending {
@@ -79,6 +79,14 @@ impl Engine {
             total,
         })
     }
+}
+
+/// The oldest of some open holds.
+pub(crate) fn oldest<'a>(state: &'a SessionState, holds: &[HoldId], max: usize) -> Vec<&'a Hold> {
+    let mut holds: Vec<&Hold> = holds.iter().filter_map(|id| state.holds.get(id)).collect();
+    holds.sort_by_key(|hold| (hold.opened_at, hold.request, hold.number));
+    holds.truncate(max);
+    holds
 }
 
 /// The path from the root to a live request. All ancestors of a live request are live.

@@ -79,7 +79,18 @@ async fn a_page_asks_the_store_as_often_as_one_hold_does() {
             decided,
             ..HoldFilter::default()
         };
-        let page = rig.engine.holds(&rig.caller, &filter, None, limit).await;
+        let page = rig
+            .engine
+            .holds(
+                &rig.caller,
+                &filter,
+                None,
+                PageLimit {
+                    entries: limit,
+                    bytes: 1 << 20,
+                },
+            )
+            .await;
         let page = page.expect("a page");
         let group = page.entries[0].group.clone().expect("a group");
         assert_eq!((group.id.as_str(), group.holds), ("turn", 60));
@@ -145,7 +156,12 @@ async fn a_caller_without_a_role_gets_no_holds_listed_counted_or_followed() {
         Some(EngineError::Forbidden { needs }) => Some(needs),
         _ => None,
     };
-    let listed = hold::list(&rig.engine, &idle, hold::HoldListInput::default(), None, 10);
+    let listed = hold::list(
+        &rig.engine,
+        &idle,
+        hold::HoldListInput::default(),
+        (None, PageLimit::entries(10)),
+    );
     let refused = [
         listed.await.err(),
         hold::counts(&rig.engine, &idle).await.err(),

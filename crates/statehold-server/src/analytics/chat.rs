@@ -114,9 +114,8 @@ async fn serve(
     let share = app.shares.take_stream(&call.asked.caller)?;
     let turn = Box::pin(open(&app, &place, &call, context, chat.messages)).await?;
     let base = call.base.clone();
-    let format = |head: &TurnHead, preface| ArrayWriter {
+    let format = |head: &TurnHead| ArrayWriter {
         at: head.started_at,
-        preface,
         base,
         shows_progress,
         has_elements: false,
@@ -304,7 +303,6 @@ pub(super) fn is_word(value: Option<&Value>, word: &str, number: u64) -> bool {
 /// Writes one answer. Line readers know the form: `[{` first, `,` between elements, `}]` last.
 struct ArrayWriter {
     at: Timestamp,
-    preface: Preface,
     /// The address of the server, as the call names it.
     base: String,
     shows_progress: bool,
@@ -341,10 +339,10 @@ impl TurnFormat for ArrayWriter {
         headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     }
 
-    fn begin(&mut self) -> Vec<u8> {
-        let earlier = self.preface.earlier.iter();
+    fn begin(&mut self, preface: &Preface) -> Vec<u8> {
+        let earlier = preface.earlier.iter();
         let mut texts: Vec<String> = earlier.map(|answer| answer.content.clone()).collect();
-        texts.extend(self.preface.reminder.clone());
+        texts.extend(preface.reminder.clone());
         let elements = texts.into_iter();
         let elements = elements.map(|text| MessageKind::text(text, TextType::FinalResponse));
         elements.flat_map(|kind| self.element(kind)).collect()

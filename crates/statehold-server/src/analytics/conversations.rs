@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use statehold_core::ids::SessionId;
 use statehold_core::item::Role;
+use statehold_engine::PageLimit;
 use statehold_engine::api;
 use statehold_engine::api::json::Time;
 use statehold_engine::api::session::{SessionChanges, SessionInput, SessionListInput, SessionView};
@@ -26,6 +27,8 @@ const TITLE: &str = "analytics.title";
 const AGENT: &str = "analytics.agent";
 /// The longest title, in characters.
 const TITLE_CHARS_MAX: usize = 63;
+/// A page of messages ends when it has so many bytes.
+const PAGE_BYTES: usize = 1024 * 1024;
 /// How many windows of a transcript one page of messages looks at.
 const WINDOWS_MAX: usize = 8;
 
@@ -189,7 +192,9 @@ pub(super) async fn list(
         ..SessionListInput::default()
     };
     let after = cursor.open(token)?;
-    let page = api::session::list(engine, caller, input, after, size).await?;
+    let read =
+        |page: PageLimit| api::session::list(engine, caller, input.clone(), after, page.entries);
+    let page = context.read_page(size, read).await?;
     let conversations = page.entries.into_iter();
     let conversations = conversations.map(|view| Conversation { view }.to_out(place));
     Ok(ConversationsOut {
@@ -300,6 +305,10 @@ pub(super) async fn messages(
         let fresh = page.messages.into_iter();
         found.extend(fresh.filter(|message| message.seq > after));
         after += window;
+        let bytes: usize = found.iter().map(|found| found.content.get().len()).sum();
+        if bytes >= PAGE_BYTES {
+            break;
+        }
     }
     let messages = found.into_iter().map(|message| {
         let text = text_of(&message.content);

@@ -3,36 +3,40 @@
 //!
 //! The bytes are those of a [`TurnFormat`]; everything else is the same on every surface.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::HeaderMap;
+use sha2::{Digest as _, Sha256};
 use statehold_core::ids::SessionId;
-use statehold_engine::api::caller::KeyWatch;
 use statehold_engine::api::turn::{
-    DeliveryReceipt, TurnEvent, TurnFollower, TurnHandle, TurnSnapshot,
+    DeliveryReceipt, EarlierAnswer, TurnEvent, TurnFollower, TurnHandle, TurnSnapshot,
 };
 use statehold_engine::{EngineError, HoldDetail};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::SendError;
+use tokio::sync::oneshot;
 
 use super::refusal::with_session;
 use super::stateless::{ScratchSession, needs_session};
 use super::{ChatSurface, Ending, Preface, reply_of};
-use crate::http::call::{App, unauthenticated};
+use crate::http::call::{App, CallContext, unauthenticated};
 use crate::http::delivery::BodyPiece;
 use crate::http::problem::Problem;
+use crate::http::shares::SMALL_ANSWER_BYTES;
 
 /// How often a comment keeps the connection awake.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// How much of the text that was sent is remembered.
+const DRAFT_BEGIN_BYTES: usize = 1024;
 
 /// The bytes of a stream on one surface. Empty bytes are not sent.
 pub(crate) trait TurnFormat: Send + Sync + 'static {
     /// Adds the headers of the stream.
     fn set_headers(&self, headers: &mut HeaderMap);
     /// The beginning, with the preface.
-    fn begin(&mut self) -> Vec<u8>;
+    fn begin(&mut self, preface: &Preface) -> Vec<u8>;
     /// A piece of the answer.
     fn text(&mut self, text: &str) -> Vec<u8>;
     /// A pause that the call waits for; more follows.
@@ -50,14 +54,16 @@ pub(crate) struct StreamWriter<F> {
     pub(crate) app: App,
     pub(crate) turn: TurnHandle,
     pub(crate) format: F,
-    pub(crate) preface: Preface,
-    /// The API key of the call: its revocation ends the stream.
-    pub(crate) api_key: KeyWatch,
+    /// A line about a question that stays open.
+    pub(crate) reminder: Option<String>,
+    /// The call: its memory for answers, and its API key, whose revocation ends the stream.
+    pub(crate) asked: CallContext,
     /// The address of the server, as the call names it.
     pub(crate) base: String,
     pub(crate) pieces: Sender<BodyPiece>,
-    /// The pieces of this turn's answer that have been sent.
-    pub(crate) drafted: String,
+    /// The pieces of this turn's answer that have been sent, and the beginning of the text before them.
+    pub(crate) drafted: DraftedText,
+    pub(crate) preface_begin: String,
     /// The session in memory of a turn without a session. Such a call fails at a pause: the client cannot come
     /// back.
     pub(crate) scratch: Option<Arc<ScratchSession>>,
@@ -67,6 +73,37 @@ pub(crate) struct StreamWriter<F> {
     pub(crate) with_calls: bool,
     /// The session, if a repeat of the call would create another one.
     pub(crate) only_here: Option<SessionId>,
+}
+
+/// The text that a stream has sent of an answer: not the text itself, which may be long, but enough to know it
+/// again.
+#[derive(Debug, Default)]
+pub(crate) struct DraftedText {
+    bytes: usize,
+    digest: Sha256,
+    /// Its beginning.
+    begin: String,
+}
+
+impl DraftedText {
+    fn push(&mut self, piece: &str) {
+        self.bytes += piece.len();
+        self.digest.update(piece.as_bytes());
+        let room = DRAFT_BEGIN_BYTES.saturating_sub(self.begin.len());
+        self.begin
+            .push_str(&piece[..piece.floor_char_boundary(room)]);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The rest of an answer that begins with this text.
+    fn rest_of<'a>(&self, answer: &'a str) -> Option<&'a str> {
+        let (begin, rest) = answer.split_at_checked(self.bytes)?;
+        let is_same = Sha256::digest(begin.as_bytes()) == self.digest.clone().finalize();
+        is_same.then_some(rest)
+    }
 }
 
 /// Why a stream ends before its answer does.
@@ -98,7 +135,7 @@ impl From<SendError<BodyPiece>> for StreamError {
 impl<F: TurnFormat> StreamWriter<F> {
     /// Writes the stream. A broken stream does not stop the turn.
     pub(crate) async fn write(mut self, follower: TurnFollower, first: Option<TurnEvent>) {
-        let (api_key, pieces) = (self.api_key.clone(), self.pieces.clone());
+        let (api_key, pieces) = (self.asked.api_key.clone(), self.pieces.clone());
         let ended = tokio::select! {
             biased;
             () = pieces.closed() => Err(StreamError::Disconnected),
@@ -123,8 +160,16 @@ impl<F: TurnFormat> StreamWriter<F> {
         mut follower: TurnFollower,
         mut first: Option<TurnEvent>,
     ) -> Result<(), StreamError> {
-        let begin = self.format.begin();
-        self.send(begin, None).await?;
+        let earlier = match &first {
+            Some(TurnEvent::Over(snapshot)) => snapshot.earlier.clone(),
+            _ => self.turn.earlier(&self.asked).await?,
+        };
+        let begin = self.begin(earlier);
+        if first.is_some() {
+            self.send(begin, None).await?;
+        } else {
+            self.send_and_release(begin, None).await?;
+        }
         loop {
             let event = match first.take() {
                 Some(first) => first,
@@ -132,14 +177,16 @@ impl<F: TurnFormat> StreamWriter<F> {
             };
             match event {
                 TurnEvent::Delta(piece) => {
-                    self.drafted.push_str(&piece);
+                    self.drafted.push(&piece);
                     let bytes = self.format.text(&piece);
                     self.send(bytes, None).await?;
                 }
                 TurnEvent::Paused(snapshot) => {
-                    let account = self.turn.account(&snapshot).await?;
-                    let bytes = self.format.pause(account.via, &snapshot.holds);
-                    self.send(bytes, self.receipt(&snapshot)).await?;
+                    let receipt = self.receipt(&snapshot);
+                    let TurnSnapshot { account, holds, .. } = *snapshot;
+                    let bytes = self.format.pause(account.via, &holds);
+                    drop(holds);
+                    self.send_and_release(bytes, receipt).await?;
                 }
                 TurnEvent::Over(snapshot) => return self.end(*snapshot).await,
             }
@@ -148,7 +195,7 @@ impl<F: TurnFormat> StreamWriter<F> {
 
     /// Waits for the next event, and keeps the connection awake.
     async fn next_event(&self, follower: &mut TurnFollower) -> Result<TurnEvent, StreamError> {
-        let mut next = std::pin::pin!(follower.next());
+        let mut next = std::pin::pin!(follower.next(&self.asked));
         loop {
             tokio::select! {
                 biased;
@@ -179,28 +226,43 @@ impl<F: TurnFormat> StreamWriter<F> {
             return Err(needs_session(self.surface).into());
         }
         let answer = reply_of(&snapshot, self.with_calls, &self.base);
-        let rest = match answer.text.strip_prefix(&self.drafted) {
-            Some(rest) if !is_paused || self.drafted.is_empty() => rest.to_owned(),
-            _ if answer.text.is_empty() => String::new(),
+        let ending = Ending::of(snapshot, self.reminder.take(), answer);
+        let text = ending.answer.text.as_str();
+        let rest = match self.drafted.rest_of(text) {
+            Some(rest) if !is_paused || self.drafted.is_empty() => Cow::Borrowed(rest),
+            _ if text.is_empty() => Cow::Borrowed(""),
             // The committed answer counts, also where it differs from the draft.
-            _ => format!("\n\n{}", answer.text),
+            _ => Cow::Owned(format!("\n\n{text}")),
         };
-        let ending = Ending::of(&self.turn, snapshot, answer).await?;
         let bytes = self.format.end(&rest, &ending);
+        drop(rest);
+        drop(ending);
+        self.asked.slot.shrink_answer(bytes.len() as u64);
         self.send(bytes, receipt).await
+    }
+
+    /// The beginning of the stream. Its text does not stay in memory.
+    fn begin(&mut self, earlier: Vec<EarlierAnswer>) -> Vec<u8> {
+        let reminder = self.reminder.clone();
+        let preface = Preface { earlier, reminder };
+        let mut text = preface.text();
+        text.truncate(text.floor_char_boundary(DRAFT_BEGIN_BYTES));
+        text.shrink_to_fit();
+        self.preface_begin = text;
+        self.format.begin(&preface)
     }
 
     /// The receipt for an answer that shows this snapshot. None for a turn without a session.
     fn receipt(&self, snapshot: &TurnSnapshot) -> Option<DeliveryReceipt> {
         let deliveries = &self.app.deliveries;
         let has_session = self.scratch.is_none();
-        has_session.then(|| deliveries.receipt(&self.turn, &self.preface.earlier, snapshot))
+        has_session.then(|| deliveries.receipt(&self.turn, true, snapshot))
     }
 
     /// Notes the text that the client has without an answer. It may send that text with its next call.
     fn note_part(&self) {
         if self.scratch.is_none() && !self.drafted.is_empty() {
-            let text = format!("{}{}", self.preface.text(), self.drafted);
+            let text = format!("{}{}", self.preface_begin, self.drafted.begin);
             self.app.deliveries.note_part(self.turn.request, &text);
         }
     }
@@ -210,10 +272,43 @@ impl<F: TurnFormat> StreamWriter<F> {
         bytes: Vec<u8>,
         receipt: Option<DeliveryReceipt>,
     ) -> Result<(), StreamError> {
+        self.send_piece(bytes, receipt, None).await
+    }
+
+    /// Sends a piece that may be long, and waits until the client has taken it: it is in the memory for answers
+    /// until then.
+    async fn send_and_release(
+        &self,
+        bytes: Vec<u8>,
+        receipt: Option<DeliveryReceipt>,
+    ) -> Result<(), StreamError> {
+        if bytes.len() as u64 <= SMALL_ANSWER_BYTES {
+            self.asked.slot.hold_answer(None);
+            return self.send(bytes, receipt).await;
+        }
+        self.asked.slot.shrink_answer(bytes.len() as u64);
+        let (taken, is_taken) = oneshot::channel();
+        self.send_piece(bytes, receipt, Some(taken)).await?;
+        // An error says that it was taken.
+        drop(is_taken.await);
+        self.asked.slot.hold_answer(None);
+        Ok(())
+    }
+
+    async fn send_piece(
+        &self,
+        bytes: Vec<u8>,
+        receipt: Option<DeliveryReceipt>,
+        taken: Option<oneshot::Sender<()>>,
+    ) -> Result<(), StreamError> {
         if bytes.is_empty() {
             return Ok(());
         }
-        let bytes = Bytes::from(bytes);
-        Ok(self.pieces.send(BodyPiece { bytes, receipt }).await?)
+        let piece = BodyPiece {
+            bytes: bytes.into(),
+            receipt,
+            taken,
+        };
+        Ok(self.pieces.send(piece).await?)
     }
 }

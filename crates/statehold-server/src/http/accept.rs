@@ -379,7 +379,7 @@ async fn answer(
     request.extensions_mut().insert(serving.slot.clone());
     let response = app.oneshot(request).await?;
     if let Some(bytes) = response.body().size_hint().exact() {
-        serving.slot.shrink_answer(bytes);
+        serving.slot.finish_answer(bytes);
     }
     Ok(response.map(|body| ServedBody {
         body,

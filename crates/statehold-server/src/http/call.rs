@@ -1,17 +1,14 @@
-//! Shared state of the handlers, and the extractors: caller, idempotency key, path, query and body.
+//! Shared state of the handlers, and the extractors: caller, idempotency key, path and query.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
-use bytes::Bytes;
+use axum::extract::{FromRequestParts, RawPathParams};
+use futures_util::future::BoxFuture;
 use http::request::Parts;
-use http::{HeaderMap, Method, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Body as _;
+use http::{HeaderMap, Method};
 use serde::de::DeserializeOwned;
 use statehold_agents::push::Guard;
 use statehold_agents::scratch::Scratch;
@@ -20,12 +17,12 @@ use statehold_core::name::Name;
 use statehold_engine::api::caller::{self, KeyWatch};
 use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
-    Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX, OffsetClock,
-    PageLimit, Swap,
+    AnswerMemory, Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX,
+    OffsetClock, PageLimit, Swap,
 };
 
 use crate::chat::FailedCalls;
-use crate::http::json::{self, JsonLimits};
+use crate::http::body::BodyOwner;
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::seal::Sealer;
@@ -51,6 +48,9 @@ pub struct ServerOptions {
     pub calls_max: usize,
     /// How many feeds, streams and long waits may be open at once, shared in the same way.
     pub streams_max: usize,
+    /// How many bytes the bodies that are read or in use may take, shared in the same way. They count twice: as
+    /// they came, and as the call has them. Small bodies do not count.
+    pub request_bytes_max: usize,
     /// How many bytes the answers that wait to be sent may take, shared in the same way. Small answers do not
     /// count.
     pub answer_bytes_max: usize,
@@ -80,6 +80,7 @@ impl Default for ServerOptions {
             body_timeout: Duration::from_secs(30),
             calls_max: 8_192,
             streams_max: 4_096,
+            request_bytes_max: 256 * 1024 * 1024,
             answer_bytes_max: 64 * 1024 * 1024,
             rate: None,
             clock: None,
@@ -359,19 +360,21 @@ impl CallContext {
     /// Takes the memory for an answer with so many bytes of payloads, before they are read. The connection gives
     /// it back when the answer is sent.
     pub(crate) async fn take_answer(&self, payload_bytes: u64) -> Result<(), Problem> {
+        self.while_valid(self.line_up_for_answer(payload_bytes))
+            .await
+    }
+
+    async fn line_up_for_answer(&self, payload_bytes: u64) -> Result<(), EngineError> {
         // A call that waits holds nothing, so that it cannot hold up others.
         self.slot.hold_answer(None);
         let shares = &self.app.shares;
         let share = shares.line_up_for_answer(&self.caller, payload_bytes);
-        let share = self.while_valid(async {
-            let share = tokio::time::timeout(ANSWER_WAIT_MAX, share).await;
-            share.ok().and_then(Result::ok).ok_or_else(|| {
-                let detail =
-                    "too many long answers wait to be sent; read those of this key, or try again";
-                Problem::new(Code::TooMany, detail)
-            })
-        });
-        self.slot.hold_answer(Some(share.await?));
+        let share = tokio::time::timeout(ANSWER_WAIT_MAX, share).await;
+        let share = share.ok().and_then(Result::ok);
+        let share = share.ok_or(EngineError::TooMany(
+            "too many long answers wait to be sent; read those of this key, or try again",
+        ))?;
+        self.slot.hold_answer(Some(share));
         Ok(())
     }
 
@@ -415,6 +418,13 @@ impl CallContext {
     }
 }
 
+/// Use cases that read payloads take their memory through this port.
+impl AnswerMemory for CallContext {
+    fn take(&self, bytes: u64) -> BoxFuture<'_, Result<(), EngineError>> {
+        Box::pin(self.line_up_for_answer(bytes))
+    }
+}
+
 impl FromRequestParts<App> for CallContext {
     type Rejection = Problem;
 
@@ -426,7 +436,11 @@ impl FromRequestParts<App> for CallContext {
         if !parts.method.is_safe() && api_key.has_key() {
             require_own_origin(&parts.headers)?;
         }
-        parts.extensions.insert(api_key.clone());
+        parts.extensions.insert(BodyOwner {
+            caller: caller.clone(),
+            api_key: api_key.clone(),
+            slot: slot.clone(),
+        });
         let key = text(&parts.headers, "idempotency-key")?.map(str::to_owned);
         if let Some(key) = &key {
             let is_plain =
@@ -499,86 +513,6 @@ fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Problem> {
     })
 }
 
-/// A JSON body, read to its end and parsed strictly.
-pub(crate) struct Payload<T> {
-    pub(crate) value: T,
-    pub(crate) bytes: Bytes,
-}
-
-impl<T: DeserializeOwned> FromRequest<App> for Payload<T> {
-    type Rejection = Problem;
-
-    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
-        require_json(request.headers())?;
-        let (mut parts, body) = request.into_parts();
-        let key = parts.extensions.remove::<KeyWatch>();
-        let bytes = read_body(body, app).await?;
-        let limits = JsonLimits {
-            bytes_max: app.options.body_bytes_max,
-            ..JsonLimits::default()
-        };
-        // The key may have ended while its holder sent the body.
-        if key.is_some_and(|key| !key.is_valid()) {
-            return Err(unauthenticated());
-        }
-        let value = json::parse_or_empty(&bytes, &limits)?;
-        Ok(Self { value, bytes })
-    }
-}
-
-/// Refuses a body with another media type. A missing `Content-Type` means JSON.
-fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
-    let Some(kind) = text(headers, header::CONTENT_TYPE.as_str())? else {
-        return Ok(());
-    };
-    let essence = kind.split(';').next().unwrap_or_default().trim();
-    let is_json = essence.eq_ignore_ascii_case("application/json")
-        || essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") && is_curl(headers);
-    if is_json {
-        Ok(())
-    } else {
-        Err(Problem::new(
-            Code::UnsupportedMedia,
-            "send the body as `Content-Type: application/json`",
-        ))
-    }
-}
-
-/// `curl -d` declares every body as a form, so its `Content-Type` means nothing.
-fn is_curl(headers: &HeaderMap) -> bool {
-    let agent = headers.get(header::USER_AGENT);
-    agent.is_some_and(|agent| agent.as_bytes().starts_with(b"curl/"))
-}
-
-async fn read_body(body: Body, app: &App) -> Result<Bytes, Problem> {
-    let max = app.options.body_bytes_max;
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    let too_large = || {
-        Problem::new(
-            Code::BodyTooLarge,
-            format!("a body has at most {max} bytes; send less at a time"),
-        )
-        .with("max", max)
-    };
-    // Refuse by `Content-Length` before reading anything.
-    if announced > max {
-        return Err(too_large());
-    }
-    let read = Limited::new(body, max).collect();
-    match tokio::time::timeout(app.options.body_timeout, read).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
-        Ok(Err(_)) => Err(Problem::new(
-            Code::BadJson,
-            "the body broke off; send it again",
-        )),
-        Err(_) => Err(Problem::new(
-            Code::BodyTimeout,
-            "the body did not arrive in time; send it again",
-        )),
-    }
-}
-
 /// A query, parsed strictly: unknown parameters are refused.
 pub(crate) struct Params<T>(pub(crate) T);
 
@@ -609,7 +543,7 @@ fn query_detail(error: &axum::extract::rejection::QueryRejection) -> String {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderValue, header};
 
     use super::*;
 

@@ -11,7 +11,7 @@ use http::{HeaderValue, header};
 use statehold_engine::Share;
 use statehold_engine::api::json::to_body;
 use statehold_engine::api::turn::DeliveryReceipt;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::problem::Problem;
 
@@ -19,12 +19,19 @@ use super::problem::Problem;
 pub(crate) struct BodyPiece {
     pub(crate) bytes: Bytes,
     pub(crate) receipt: Option<DeliveryReceipt>,
+    /// Dropped when the client has taken the piece, and the connection asks for the next.
+    pub(crate) taken: Option<oneshot::Sender<()>>,
 }
 
 /// A whole body, of known length.
 pub(crate) fn whole(bytes: Vec<u8>, receipt: Option<DeliveryReceipt>) -> Body {
     let bytes = Bytes::from(bytes);
-    let pieces = stream::iter([BodyPiece { bytes, receipt }]);
+    let taken = None;
+    let pieces = stream::iter([BodyPiece {
+        bytes,
+        receipt,
+        taken,
+    }]);
     Body::from_stream(with_receipts(pieces))
 }
 
@@ -52,9 +59,12 @@ pub(crate) fn with_receipt(mut response: Response, receipt: Option<DeliveryRecei
 
 /// A body that is written piece by piece, until the writer closes the channel.
 pub(crate) fn streamed(pieces: mpsc::Receiver<BodyPiece>, share: Share) -> Body {
-    let pieces = stream::unfold((pieces, share), |(mut pieces, share)| async {
-        let piece = pieces.recv().await?;
-        Some((piece, (pieces, share)))
+    let begin = (pieces, share, None);
+    let pieces = stream::unfold(begin, |(mut pieces, share, before)| async {
+        drop(before);
+        let mut piece = pieces.recv().await?;
+        let taken = piece.taken.take();
+        Some((piece, (pieces, share, taken)))
     });
     Body::from_stream(with_receipts(pieces))
 }
@@ -73,7 +83,9 @@ fn with_receipts(
             DeliveryReceipt::confirm(receipt);
             return Some((Ok(last), (pieces, None)));
         }
-        let BodyPiece { mut bytes, receipt } = pieces.next().await?;
+        let BodyPiece {
+            mut bytes, receipt, ..
+        } = pieces.next().await?;
         let held_back = receipt.map(|receipt| {
             let last = bytes.split_off(bytes.len().saturating_sub(1));
             (last, receipt)

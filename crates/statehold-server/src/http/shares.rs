@@ -1,11 +1,11 @@
-//! The pools of a server that its callers share: calls in progress, open streams and the memory for answers, and
-//! how often one key may call.
+//! The pools of a server that its callers share: calls in progress, open streams, the memory for bodies and for
+//! answers, and how often one key may call.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::Extensions;
 use statehold_core::digest::Digest;
-use statehold_engine::{Caller, Lock, PendingShare, PoolFull, Share, Shares};
+use statehold_engine::{Caller, Lock, PendingShare, PoolFull, SMALL_PAYLOAD_BYTES, Share, Shares};
 use tokio::time::Instant;
 
 use crate::http::call::ServerOptions;
@@ -35,17 +35,20 @@ pub struct RateLimit {
 /// A client that takes nothing of a long answer for this time is cut, if others wait for its memory.
 const ANSWER_STALL_MAX: Duration = Duration::from_secs(5);
 /// Answers up to this size take nothing of the memory for answers.
-pub(crate) const SMALL_ANSWER_BYTES: u64 = 64 * 1024;
+pub(crate) const SMALL_ANSWER_BYTES: u64 = SMALL_PAYLOAD_BYTES;
 
-/// The place where a call leaves its shares: of the calls in progress, and of the memory for answers. The
-/// connection holds them until the response is written.
+/// The place where a call leaves its shares: of the calls in progress, and of the memory for bodies and answers.
+/// The connection holds them until the response is written.
 #[derive(Debug, Clone)]
 pub(crate) struct CallSlot(Arc<CallShares>);
 
 #[derive(Debug)]
 struct CallShares {
     call: OnceLock<Share>,
+    body: Lock<Option<Share>>,
     answer: Lock<Option<Share>>,
+    /// Whether the whole answer is made, so that only its client holds it up.
+    is_answered: AtomicBool,
     begun: Instant,
     /// Milliseconds from `begun` to the time when the client took something of the answer.
     moved: AtomicU64,
@@ -55,6 +58,8 @@ impl Default for CallSlot {
     fn default() -> Self {
         Self(Arc::new(CallShares {
             call: OnceLock::new(),
+            body: Lock::default(),
+            is_answered: AtomicBool::new(false),
             answer: Lock::default(),
             begun: Instant::now(),
             moved: AtomicU64::new(0),
@@ -72,12 +77,52 @@ impl CallSlot {
 
     /// Gives back the memory that an answer of this length does not need.
     pub(crate) fn shrink_answer(&self, bytes: u64) {
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.note_progress();
         if let Some(share) = &mut *self.0.answer.lock() {
-            let is_small = bytes as u64 <= SMALL_ANSWER_BYTES;
-            share.shrink(if is_small { 0 } else { bytes });
+            share.shrink(counted(bytes));
         }
+    }
+
+    /// Notes that the whole answer is made: the body of the call is gone. If the call took no memory for an answer,
+    /// the answer, which repeats some of the body, stays in the memory of the body.
+    pub(crate) fn finish_answer(&self, bytes: u64) {
+        self.shrink_answer(bytes);
+        let has_answer = self.0.answer.lock().is_some();
+        if let Some(share) = &mut *self.0.body.lock() {
+            share.shrink(if has_answer { 0 } else { counted(bytes) });
+        }
+        self.0.is_answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Holds the memory of the body.
+    pub(crate) fn hold_body(&self, share: Share) {
+        *self.0.body.lock() = Some(share);
+    }
+
+    pub(crate) fn has_body(&self) -> bool {
+        self.0.body.lock().is_some()
+    }
+
+    /// Gives back the memory that a body of this length does not need.
+    pub(crate) fn shrink_body(&self, bytes: usize) {
+        if let Some(share) = &mut *self.0.body.lock() {
+            share.shrink(bytes.saturating_mul(2));
+        }
+    }
+
+    /// Gives back the memory of the body, which is gone.
+    pub(crate) fn release_body(&self) {
+        let body = self.0.body.lock().take();
+        drop(body);
+    }
+
+    /// Whether others wait for the memory that the body of this call has.
+    pub(crate) fn is_body_waited_for(&self) -> bool {
+        self.0
+            .body
+            .lock()
+            .as_ref()
+            .is_some_and(Share::is_waited_for)
     }
 
     /// Notes that the client has taken something of the answer.
@@ -91,9 +136,24 @@ impl CallSlot {
     pub(crate) fn is_stalled(&self) -> bool {
         let moved = Duration::from_millis(self.0.moved.load(Ordering::Relaxed));
         let is_late = self.0.begun.elapsed().saturating_sub(moved) >= ANSWER_STALL_MAX;
-        let answer = self.0.answer.lock();
-        is_late && answer.as_ref().is_some_and(Share::is_waited_for)
+        if !is_late {
+            return false;
+        }
+        let is_answer_waited_for = || {
+            let answer = self.0.answer.lock();
+            answer.as_ref().is_some_and(Share::is_waited_for)
+        };
+        let is_answered = self.0.is_answered.load(Ordering::Relaxed);
+        is_answer_waited_for() || is_answered && self.is_body_waited_for()
     }
+}
+
+/// The bytes that an answer of this length counts with.
+fn counted(bytes: u64) -> usize {
+    if bytes <= SMALL_ANSWER_BYTES {
+        return 0;
+    }
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// How many unknown keys one address may try, per second in the long run and at once: each costs a read of the
@@ -108,6 +168,8 @@ const UNKNOWN_KEYS: RateLimit = RateLimit {
 pub(crate) struct ServerShares {
     calls: Shares,
     streams: Shares,
+    /// In bytes.
+    bodies: Shares,
     /// In bytes.
     answers: Shares,
     rate: Option<DefaultKeyedRateLimiter<Digest>>,
@@ -126,6 +188,7 @@ impl ServerShares {
         Self {
             calls: Shares::new(options.calls_max),
             streams: Shares::new(options.streams_max),
+            bodies: Shares::new(options.request_bytes_max),
             answers: Shares::new(options.answer_bytes_max),
             rate: options.rate.map(|rate| RateLimiter::keyed(quota(rate))),
             stranger_rate: RateLimiter::keyed(quota(UNKNOWN_KEYS)),
@@ -180,6 +243,11 @@ impl ServerShares {
     pub(crate) fn line_up_for_answer(&self, caller: &Caller, payload_bytes: u64) -> PendingShare {
         let bytes = usize::try_from(payload_bytes.saturating_mul(2)).unwrap_or(usize::MAX);
         self.answers.line_up(caller, bytes)
+    }
+
+    /// Waits in line for the memory of a body. It is there twice: as it came, and as the call has it.
+    pub(crate) fn line_up_for_body(&self, caller: &Caller, bytes: usize) -> PendingShare {
+        self.bodies.line_up(caller, bytes.saturating_mul(2))
     }
 
     fn require_rate(&self, caller: &Caller) -> Result<(), Problem> {

@@ -13,7 +13,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{Answer, plain};
-use crate::http::call::{App, CallContext, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext};
 use crate::http::problem::{Code, Problem};
 use crate::reload::{ReloadError, ReloadReport};
 

@@ -7,7 +7,8 @@ use utoipa_axum::routes;
 
 use super::session::RecordParams;
 use super::{Answer, page_limit, plain, revision};
-use crate::http::call::{App, CallContext, Params, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, Params};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

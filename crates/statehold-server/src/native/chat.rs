@@ -285,13 +285,12 @@ async fn serve(
     let turn = Box::pin(open(app, &call, mode, message, known)).await?;
     match share {
         Some(share) if chat.stream => {
-            let format = |head: &TurnHead, preface| AnswerWriter::new(head, preface, ids);
+            let format = |head: &TurnHead| AnswerWriter::new(head, ids);
             Box::pin(call.stream(app.clone(), turn, share, known, format)).await
         }
         _ => {
-            let write = |head: &TurnHead, preface, ending: &Ending| {
-                AnswerWriter::new(head, preface, ids).whole(ending)
-            };
+            let write =
+                |head: &TurnHead, ending: Ending| AnswerWriter::new(head, ids).whole(&ending);
             Box::pin(call.answer(app, turn, known, write)).await
         }
     }
@@ -429,7 +428,6 @@ fn with_data(message: UserMessage, data: Raw) -> UserMessage {
 /// Writes one answer: whole, or as a stream of events.
 struct AnswerWriter {
     head: TurnHead,
-    preface: Preface,
     ids: Option<ClientManagedIds>,
 }
 
@@ -448,12 +446,9 @@ struct PauseOut {
 }
 
 impl AnswerWriter {
-    fn new(head: &TurnHead, preface: Preface, ids: Option<ClientManagedIds>) -> Self {
-        Self {
-            head: *head,
-            preface,
-            ids,
-        }
+    fn new(head: &TurnHead, ids: Option<ClientManagedIds>) -> Self {
+        let head = *head;
+        Self { head, ids }
     }
 
     fn whole(&self, ending: &Ending) -> Vec<u8> {
@@ -472,8 +467,8 @@ impl AnswerWriter {
             via: &ending.account.via,
             holds: ending.holds.iter().map(HoldView::of).collect(),
             usage: ending.account.usage,
-            earlier: &self.preface.earlier,
-            reminder: self.preface.reminder.as_deref(),
+            earlier: &ending.preface.earlier,
+            reminder: ending.preface.reminder.as_deref(),
             client_managed: self.ids.as_ref(),
         })
     }
@@ -484,7 +479,7 @@ impl TurnFormat for AnswerWriter {
         sse::set_headers(headers);
     }
 
-    fn begin(&mut self) -> Vec<u8> {
+    fn begin(&mut self, _preface: &Preface) -> Vec<u8> {
         Vec::new()
     }
 

@@ -4,7 +4,8 @@ use serde::Deserialize;
 use statehold_engine::api;
 
 use super::{Answer, plain};
-use crate::http::call::{CallContext, Payload};
+use crate::http::body::Payload;
+use crate::http::call::CallContext;
 use crate::http::problem::Problem;
 
 /// The path of the clock.

@@ -21,7 +21,8 @@ use super::{
     Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, plain, shown,
     word_in_query,
 };
-use crate::http::call::{App, CallContext, Params, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, Params};
 use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -85,7 +86,9 @@ async fn list(context: CallContext, Params(mut params): Params<HoldParams>) -> A
         filter: filter_of(&params)?,
         user: params.user,
     };
-    let page = api::hold::list(context.engine(), &context.caller, input, after, limit).await?;
+    let (engine, caller) = (context.engine(), &context.caller);
+    let read = |page| api::hold::list(engine, caller, input.clone(), (after, page));
+    let page = context.read_page(limit, read).await?;
     let out = HoldPage {
         holds: page.entries,
         next_cursor: page.next.map(|place| cursor.seal(place)),
@@ -152,7 +155,9 @@ async fn counts(context: CallContext) -> Answer {
     get, path = "/v1/holds/{hold_id}", tag = "holds", responses((status = 200, body = HoldView))
 )]
 async fn read(context: CallContext) -> Answer {
-    let hold = api::hold::read(context.engine(), &context.caller, context.id("hold_id")?).await?;
+    let (engine, caller) = (context.engine(), &context.caller);
+    let hold = context.id("hold_id")?;
+    let hold = api::hold::read(engine, caller, hold, &context).await?;
     let headers = AnswerHeaders::in_request(hold.session_id, hold.request_id);
     Ok(shown(&hold, headers.task(hold.task_id)))
 }
@@ -178,9 +183,9 @@ async fn open(context: CallContext, body: Payload<HoldInput>) -> Answer {
 async fn decide(context: CallContext, body: Payload<DecisionInput>) -> Answer {
     let hold: HoldId = context.id("hold_id")?;
     let (call, key) = context.decision();
-    Ok(decided(
-        api::hold::decide(context.engine(), &call, key, hold, body.value).await?,
-    ))
+    let decision = body.value;
+    let receipt = api::hold::decide(context.engine(), &call, key, hold, decision, &context);
+    Ok(decided(receipt.await?))
 }
 
 /// Decide the only hold of a request, or the one that the body names.
@@ -191,9 +196,9 @@ async fn decide(context: CallContext, body: Payload<DecisionInput>) -> Answer {
 async fn resume(context: CallContext, body: Payload<ResumeInput>) -> Answer {
     let request: RequestId = context.id("request_id")?;
     let (call, key) = context.decision();
-    Ok(decided(
-        api::hold::resume(context.engine(), &call, key, request, body.value).await?,
-    ))
+    let decision = body.value;
+    let receipt = api::hold::resume(context.engine(), &call, key, request, decision, &context);
+    Ok(decided(receipt.await?))
 }
 
 fn decided(receipt: Receipt<DecisionReceipt>) -> Response {

@@ -9,7 +9,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{Answer, AnswerHeaders, answer, no_content, plain};
-use crate::http::call::{App, CallContext, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use serde::Deserialize;
 use statehold_core::ids::{RequestId, SessionId};
+use statehold_engine::RequestHolds;
 use statehold_engine::api;
 use statehold_engine::api::memory::MemoryView;
 use statehold_engine::api::request::{
@@ -20,7 +21,8 @@ use utoipa_axum::routes;
 use super::{
     Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, plain, revision, shown,
 };
-use crate::http::call::{App, CallContext, CallerCredential, Params, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, CallerCredential, Params};
 use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -70,10 +72,18 @@ struct WaitParams {
     /// it, after the revision at the time of the call.
     #[param(maximum = 9_007_199_254_740_991u64)]
     after: Option<u64>,
+    /// `next_cursor` of the previous page of holds.
+    cursor: Option<String>,
+    /// Number of holds, 1 to 256. A page has at most 1 MiB of payloads, or one hold.
+    #[param(minimum = 1, maximum = 256)]
+    limit: Option<usize>,
 }
 
+/// The holds of a request on one page, unless the caller asks for fewer: as many as may be open.
+const HOLDS_MAX: usize = 256;
+
 impl WaitParams {
-    fn parse(self) -> Result<(WaitUntil, Duration), Problem> {
+    fn parse(&self) -> Result<(WaitUntil, Duration), Problem> {
         let bad = |detail: &str| Problem::new(Code::BadQuery, detail);
         let until_final = match self.until.as_deref() {
             None | Some("final") => true,
@@ -100,9 +110,16 @@ impl WaitParams {
 )]
 async fn read(context: CallContext, Params(params): Params<WaitParams>) -> Answer {
     let request: RequestId = context.id("request_id")?;
-    let (until, wait) = params.parse()?;
-    let read = api::request::read(context.engine(), &context.caller, request, until, wait);
-    let read = context.while_valid(read).await?;
+    let waiting = params.parse()?;
+    let cursor = Cursor::of(&context, "request holds", &request.to_string());
+    let holds = RequestHolds {
+        before: cursor.open(params.cursor.as_deref())?,
+        entries: page_limit(params.limit.or(Some(HOLDS_MAX)), HOLDS_MAX)?,
+    };
+    let (engine, caller) = (context.engine(), &context.caller);
+    let read = api::request::read(engine, caller, (request, holds), waiting, &context);
+    let mut read = context.while_valid(read).await?;
+    read.view.next_cursor = read.earlier_holds.map(|before| cursor.seal(before));
     let headers = AnswerHeaders::request(&read.view).at(read.revision);
     Ok(shown(&read.view, headers))
 }
@@ -221,7 +238,7 @@ async fn release(context: CallContext, body: Payload<ReleaseInput>) -> Answer {
     responses((status = 200, body = ClaimView))
 )]
 async fn claim(context: CallContext, body: Payload<ClaimInput>) -> Answer {
-    let claim = api::work::claim(context.engine(), &context.caller, body.value);
+    let claim = api::work::claim(context.engine(), &context.caller, body.value, &context);
     let claimed = context.while_valid(claim).await?;
     Ok(plain(&claimed))
 }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::session::SessionStatus;
+use statehold_engine::PageLimit;
 use statehold_engine::api;
 use statehold_engine::api::schema::{Messages, ViewWord};
 use statehold_engine::api::session::{
@@ -20,7 +21,8 @@ use super::{
     Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, plain, revision,
     shown, word_in_query,
 };
-use crate::http::call::{App, CallContext, Params, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, Params};
 use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
@@ -100,7 +102,10 @@ async fn list(context: CallContext, Params(mut params): Params<SessionListParams
     let filter = serde_json::to_string(&params).unwrap_or_default();
     let cursor = Cursor::of(&context, "sessions", &filter);
     let after = cursor.open(begin.as_deref())?;
-    let page = api::session::list(context.engine(), caller, params.parse()?, after, limit).await?;
+    let (engine, input) = (context.engine(), params.parse()?);
+    let read =
+        |page: PageLimit| api::session::list(engine, caller, input.clone(), after, page.entries);
+    let page = context.read_page(limit, read).await?;
     let page = SessionPage {
         sessions: page.entries,
         next_cursor: page.next.map(|place| cursor.seal(place)),

@@ -11,7 +11,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{Answer, AnswerHeaders, Cursor, committed, page_limit, shown};
-use crate::http::call::{App, CallContext, Params, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, Params};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

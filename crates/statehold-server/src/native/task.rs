@@ -14,7 +14,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, shown};
-use crate::http::call::{App, CallContext, Params, Payload};
+use crate::http::body::Payload;
+use crate::http::call::{App, CallContext, Params};
 use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {

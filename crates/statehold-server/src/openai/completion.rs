@@ -165,12 +165,11 @@ pub(crate) struct CompletionWriter {
     model: String,
     /// The ids of the turn. None for a call without a session.
     ids: Option<MetadataOut>,
-    preface: Preface,
     with_usage: bool,
 }
 
 impl CompletionWriter {
-    pub(crate) fn new(model: String, head: &TurnHead, preface: Preface, with_usage: bool) -> Self {
+    pub(crate) fn new(model: String, head: &TurnHead, with_usage: bool) -> Self {
         let request = head.request.to_string();
         Self {
             id: format!("chatcmpl-{}", request.trim_start_matches("req_")),
@@ -181,12 +180,16 @@ impl CompletionWriter {
                 task: ids.task,
                 request: ids.request,
             }),
-            preface,
             with_usage,
         }
     }
 
-    fn statehold(&self, via: Vec<String>, holds: &[HoldDetail]) -> StateholdOut {
+    fn statehold(
+        &self,
+        via: Vec<String>,
+        holds: &[HoldDetail],
+        earlier: Vec<EarlierAnswer>,
+    ) -> StateholdOut {
         let ids = self.ids;
         StateholdOut {
             status: status_of(holds),
@@ -195,13 +198,16 @@ impl CompletionWriter {
             request: ids.map(|ids| ids.request),
             via,
             holds: holds.iter().map(HoldView::of).collect(),
-            earlier: self.preface.earlier.clone(),
+            earlier,
         }
     }
 
     /// The whole answer.
-    pub(crate) fn whole(&self, ending: &Ending) -> Vec<u8> {
-        let text = format!("{}{}", self.preface.text(), ending.answer.text);
+    pub(crate) fn whole(&self, mut ending: Ending) -> Vec<u8> {
+        let text = std::mem::take(&mut ending.answer.text);
+        let text = ending.preface.before(text);
+        let earlier = std::mem::take(&mut ending.preface.earlier);
+        let ending = &ending;
         let tool_calls = ending.answer.tool_calls.as_deref();
         to_body(&CompletionOut {
             id: &self.id,
@@ -220,7 +226,7 @@ impl CompletionWriter {
             }],
             usage: ending.account.usage,
             metadata: self.ids,
-            statehold: self.statehold(ending.account.via.clone(), &ending.holds),
+            statehold: self.statehold(ending.account.via.clone(), &ending.holds, earlier),
         })
     }
 
@@ -288,7 +294,8 @@ impl CompletionWriter {
             custom_content: custom(ending),
             ..CompletionDelta::default()
         };
-        let statehold = self.statehold(ending.account.via.clone(), &ending.holds);
+        let earlier = ending.preface.earlier.clone();
+        let statehold = self.statehold(ending.account.via.clone(), &ending.holds, earlier);
         self.chunk(delta, Some(finish_reason(ending)), Some(statehold))
     }
 }
@@ -298,14 +305,14 @@ impl TurnFormat for CompletionWriter {
         sse::set_headers(headers);
     }
 
-    fn begin(&mut self) -> Vec<u8> {
+    fn begin(&mut self, preface: &Preface) -> Vec<u8> {
         let delta = CompletionDelta {
             role: Some("assistant"),
             content: Some(""),
             ..CompletionDelta::default()
         };
         let mut bytes = event(&self.chunk(delta, None, None));
-        let earlier = self.preface.text();
+        let earlier = preface.text();
         if !earlier.is_empty() {
             bytes.extend(self.text(&earlier));
         }
@@ -317,7 +324,8 @@ impl TurnFormat for CompletionWriter {
     }
 
     fn pause(&mut self, via: Vec<String>, holds: &[HoldDetail]) -> Vec<u8> {
-        let statehold = self.statehold(via, holds);
+        // The text at the beginning has the earlier answers, and so has the last chunk.
+        let statehold = self.statehold(via, holds, Vec::new());
         event(&self.chunk(CompletionDelta::default(), None, Some(statehold)))
     }
 

@@ -2,6 +2,7 @@
 //! number in a name is that of the list which the design keeps.
 
 mod approvals;
+mod bodies;
 mod foreign;
 mod identity;
 mod limits;

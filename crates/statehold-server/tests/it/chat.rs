@@ -3,6 +3,7 @@
 mod analytics;
 mod deciding;
 mod errors;
+mod long_answers;
 mod lost;
 mod modes;
 mod new_users;

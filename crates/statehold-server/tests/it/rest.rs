@@ -2,6 +2,7 @@
 
 mod agents;
 mod audit;
+mod bytes;
 mod declared;
 mod deltas;
 mod dev;

@@ -7,11 +7,13 @@ use serde::Deserialize;
 use serde_json::Value;
 use statehold_core::command::{Command, Rejection};
 use statehold_core::digest::Digest;
-use statehold_core::hold::{DecisionKind, HoldKind, NewDecision};
+use statehold_core::hold::{DecisionKind, HoldKind, NewDecision, WhyNot};
 use statehold_core::ids::{HoldId, RequestId};
+use statehold_store::HoldSummary;
 
 use super::edited::{EditedArgs, edited};
 use super::{DecisionInput, DecisionReceipt, HoldRef, HoldView, ResumeInput};
+use crate::answer_memory::AnswerMemory;
 use crate::bodies::{DecisionBody, HoldBody, parse, to_bytes};
 use crate::caller::Caller;
 use crate::commit::call::{Call, DecidedCommit, Receipt};
@@ -22,7 +24,7 @@ use crate::error::EngineError;
 use crate::guard::credentials::{CREDENTIAL_BYTES_MAX, Credential};
 use crate::guard::rights::require_decider_role;
 use crate::guard::schema::{FieldError, Schema};
-use crate::holds::HoldDetail;
+use crate::holds::{HoldDetail, Reach, fitting_holds};
 use crate::open_hold::parse_args;
 
 const COMMENT_BYTES_MAX: usize = 16 * 1024;
@@ -38,9 +40,10 @@ pub async fn decide(
     key: Option<&str>,
     hold: HoldId,
     input: DecisionInput,
+    memory: &dyn AnswerMemory,
 ) -> Result<Receipt<DecisionReceipt>, EngineError> {
     require_decider_role(&call.caller)?;
-    let detail = engine.hold(&call.caller, hold).await?;
+    let detail = engine.hold_in(memory, &call.caller, hold).await?;
     decide_shown(engine, call, key, &detail, input).await
 }
 
@@ -55,50 +58,57 @@ pub async fn resume(
     key: Option<&str>,
     request: RequestId,
     input: ResumeInput,
+    memory: &dyn AnswerMemory,
 ) -> Result<Receipt<DecisionReceipt>, EngineError> {
     require_decider_role(&call.caller)?;
     engine.session_of_request(request).await?;
-    let visible = engine.holds_of(&call.caller, request).await?;
+    let visible = engine.held_by(&call.caller, request).await?;
     if visible.is_empty() {
         // Authorise before validating: a request of another caller answers like a missing one.
         return Err(EngineError::NotFound);
     }
     if let [only] = visible.as_slice() {
-        require_decider(only)?;
+        let why_not = Reach::of(&call.caller, only).why_not;
+        require_decider(why_not.as_ref(), only.decision.is_some())?;
     }
     let named = input
         .hold_id
         .or_else(|| decided_under(call, key?, &visible));
     let answer = input.answer()?;
     let digest = answer.digest()?;
-    let is_meant = |detail: &&HoldDetail| match (named, digest) {
-        (Some(named), _) => detail.hold.id == named,
-        (None, Some(digest)) if visible.len() > 1 => detail.hold.digest == Some(digest),
+    let is_meant = |row: &&HoldSummary| match (named, digest) {
+        (Some(named), _) => row.hold.id == named,
+        (None, Some(digest)) if visible.len() > 1 => row.hold.digest == Some(digest),
         (None, _) => true,
     };
     let mut meant = visible.iter().filter(is_meant);
     match (meant.next(), meant.next()) {
         (Some(one), None) => {
-            let detail = engine.hold(&call.caller, one.hold.id).await?;
+            let detail = engine.hold_in(memory, &call.caller, one.hold.id).await?;
             decide_shown(engine, call, key, &detail, answer).await
         }
         (None, _) => Err(EngineError::NotFound),
-        (Some(_), Some(_)) => Err(EngineError::SeveralHolds {
-            holds: visible.iter().map(HoldRef::of).collect(),
-        }),
+        (Some(_), Some(_)) => {
+            let (rows, _) = fitting_holds(visible);
+            let holds = engine.hold_details(&call.caller, rows).await?;
+            let holds = holds.iter().map(HoldRef::of).collect();
+            Err(EngineError::SeveralHolds { holds })
+        }
     }
 }
 
 /// The hold that the caller decided under this decision key: a repeat means that one, whatever has been opened
 /// since.
-fn decided_under(call: &Call, key: &str, holds: &[HoldDetail]) -> Option<HoldId> {
+fn decided_under(call: &Call, key: &str, holds: &[HoldSummary]) -> Option<HoldId> {
     let Caller {
         tenant, principal, ..
     } = &call.caller;
     let key = IdempotencyKey::new(tenant, *principal, key, &[]).key;
-    let mut decided = holds.iter().filter_map(|detail| detail.closed.as_ref());
-    let meant = decided.find(|closed| closed.decision.key == Some(key))?;
-    Some(meant.hold.id)
+    let is_under = |row: &&HoldSummary| {
+        let decision = row.decision.map(|(decision, _)| decision);
+        decision.and_then(|decision| decision.key) == Some(key)
+    };
+    holds.iter().find(is_under).map(|row| row.hold.id)
 }
 
 /// Decides a hold that the caller has just read. A hold is decided once: a repeat with the same key gets the
@@ -115,7 +125,7 @@ pub async fn decide_shown(
     detail: &HoldDetail,
     answer: DecisionInput,
 ) -> Result<Receipt<DecisionReceipt>, EngineError> {
-    require_decider(detail)?;
+    require_decider(detail.why_not.as_ref(), detail.closed.is_some())?;
     let shown = answer.digest()?;
     require_fields(&answer)?;
     let id = detail.hold.id;
@@ -169,9 +179,9 @@ pub async fn decide_shown(
 
 /// Fails unless the caller may decide the hold, with its roles. Asked before the decision is validated:
 /// validation errors reveal the action. The core answers decisions of decided holds.
-fn require_decider(detail: &HoldDetail) -> Result<(), EngineError> {
-    match &detail.why_not {
-        Some(why) if detail.closed.is_none() => {
+fn require_decider(why_not: Option<&WhyNot>, is_decided: bool) -> Result<(), EngineError> {
+    match why_not {
+        Some(why) if !is_decided => {
             let why = why.clone();
             Err(Rejection::MayNotDecide { why }.into())
         }

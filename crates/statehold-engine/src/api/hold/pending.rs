@@ -8,7 +8,7 @@ use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use utoipa::ToSchema;
 
-use super::{alias, chain, task_path, title_of};
+use super::{alias, chain, task_path};
 use crate::api::json::Time;
 use crate::holds::{Pending, PendingHold};
 
@@ -44,7 +44,7 @@ impl PendingHoldView {
             id: hold.id,
             alias: alias(&pending.lineage, hold.number),
             kind: hold.kind,
-            title: title_of(hold.kind, pending.body.as_deref()),
+            title: pending.title.clone(),
             agent: pending.agent.clone(),
             session_id: pending.session,
             task_id: hold.task,

@@ -34,19 +34,19 @@ impl HoldRef {
             ..Self::new(
                 hold,
                 closed.map(|closed| closed.decision),
-                detail.body.as_deref(),
+                title_of(hold.kind, detail.body.as_deref()),
             )
         }
     }
 
     /// The view of a hold, with an alias inside its request.
-    pub(crate) fn new(hold: &Hold, decision: Option<Decision>, body: Option<&[u8]>) -> Self {
+    pub(crate) fn new(hold: &Hold, decision: Option<Decision>, title: String) -> Self {
         Self {
             id: hold.id,
             alias: format!(".h{}", hold.number),
             kind: hold.kind,
             status: decision.map_or(HoldStatus::Open, |decision| decision.status),
-            title: title_of(hold.kind, body),
+            title,
             expires_at: hold.deadline.map(Into::into),
         }
     }

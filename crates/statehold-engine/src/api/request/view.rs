@@ -74,9 +74,12 @@ pub struct RequestView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub error: Option<Raw>,
-    /// Its holds. Left out in the answer to a command on an existing request.
+    /// Its newest holds, oldest first. Left out in the answer to a command on an existing request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holds: Option<Vec<HoldView>>,
+    /// For the page of earlier holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
     /// Open holds of this request and its child requests, oldest first, at most 100. Left out in the answer
     /// to a command.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,13 +92,24 @@ pub struct RequestView {
     pub created_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
-    /// On a claim: the decided holds.
+    /// On a claim: the decided holds. If they do not fit, the ones that were decided last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decisions: Option<Vec<HoldView>>,
-    /// On a claim: the child requests.
+    /// On a claim: the number of decided holds, if `decisions` leaves some out. Read the request for the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decisions_total: Option<usize>,
+    /// On a claim: the newest 1,024 child requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(no_recursion)]
     pub child_results: Option<Vec<RequestView>>,
+    /// On a claim: the number of child requests, if `child_results` leaves some out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub child_results_total: Option<usize>,
+    /// Of a child request on a claim: its input, output, error and holds are left out, because they did not fit. Read
+    /// it alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub too_large: bool,
     /// On a claim: how much the request knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySize>,
@@ -227,12 +241,16 @@ impl RequestView {
             output: words(Role::Assistant).filter(|_| sees && ended.is_some()),
             error: None,
             holds: is_new.then(Vec::new),
+            next_cursor: None,
             pending: is_new.then(Vec::new),
             pending_total: is_new.then_some(0),
             created_at: is_new.then(|| content.at.into()),
             finished_at: ended.map(|ended| ended.ended_at.into()),
             decisions: None,
+            decisions_total: None,
             child_results: None,
+            child_results_total: None,
+            too_large: false,
             memory: None,
             task_state: None,
             calls: None,
@@ -279,12 +297,16 @@ impl RequestView {
             // Errors tell how an agent works inside.
             error: error.filter(|_| sees_answer),
             holds: Some(detail.holds.iter().map(HoldView::of).collect()),
+            next_cursor: None,
             pending: Some(pending),
             pending_total: Some(pending_total),
             created_at: started.map(|stored| stored.record.content.at.into()),
             finished_at: request.ended().map(|ended| ended.ended_at.into()),
             decisions: None,
+            decisions_total: None,
             child_results: None,
+            child_results_total: None,
+            too_large: detail.too_large,
             memory: None,
             task_state: None,
             calls: None,
@@ -325,6 +347,8 @@ impl RequestView {
             credential_lost,
             decisions: Some(decisions),
             child_results: Some(children.collect()),
+            decisions_total: claimed.decisions_total,
+            child_results_total: claimed.children_total,
             calls: Some(calls.collect()),
             temp_lost: claimed.temp_lost,
             ..Self::of(&claimed.detail)

@@ -6,18 +6,13 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::item::{Item, ItemKind};
-use statehold_core::record::Event;
+use statehold_core::record::{Event, Record};
 use statehold_store::StoredRecord;
 use utoipa::ToSchema;
 
-use super::follow::RECORDS_PAGE;
-use super::{TurnHandle, TurnSnapshot};
 use crate::bodies::{ItemBody, parse, payload};
 use crate::engine::Engine;
 use crate::error::EngineError;
-
-/// How many records of a turn are read at most.
-const RECORDS_MAX: usize = 4_000;
 
 /// Tokens, as far as agents recorded them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -130,7 +125,7 @@ impl TokenUsage {
 }
 
 /// The agents that took part in a turn, and their tokens.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct TurnAccount {
     /// The agents below the root, in the order in which they were first asked.
     pub via: Vec<String>,
@@ -138,53 +133,41 @@ pub struct TurnAccount {
     pub usage: TokenUsage,
 }
 
-impl TurnHandle {
-    /// Adds up the tokens and the agents of the turn so far.
-    ///
-    /// # Errors
-    ///
-    /// If the caller may not read it any more.
-    pub async fn account(&self, snapshot: &TurnSnapshot) -> Result<TurnAccount, EngineError> {
-        let engine = &self.engine;
-        let ended_by = snapshot.request.ended().map(|ended| ended.ended_by);
-        let last = ended_by.unwrap_or(snapshot.revision);
-        let mut ledger = TurnLedger {
-            requests: vec![self.request],
-            agents: BTreeMap::new(),
-            account: TurnAccount::default(),
-        };
-        let of_turn = |stored: &&StoredRecord| stored.record.content.seq <= last;
-        let mut next_page: Vec<StoredRecord>;
-        let (mut page, mut read) = (snapshot.records.as_slice(), 0);
-        while let Some(newest) = page.last() {
-            for stored in page.iter().take_while(of_turn) {
-                ledger.add(engine, stored).await?;
-            }
-            read += page.len();
-            let after = newest.record.content.seq;
-            if after >= last || read >= RECORDS_MAX {
-                break;
-            }
-            next_page = engine
-                .records_after(self.session, after, RECORDS_PAGE)
-                .await?;
-            page = &next_page;
-        }
-        Ok(ledger.account)
-    }
-}
-
 /// An account while records are added to it.
-struct TurnLedger {
+pub(super) struct TurnLedger {
     /// The requests of the turn.
     requests: Vec<RequestId>,
     /// The agents of the tasks that were opened meanwhile.
     agents: BTreeMap<TaskId, String>,
-    account: TurnAccount,
+    pub(super) account: TurnAccount,
 }
 
 impl TurnLedger {
-    async fn add(&mut self, engine: &Engine, stored: &StoredRecord) -> Result<(), EngineError> {
+    /// The account of the turn at whose root this request is.
+    pub(super) fn new(root: RequestId) -> Self {
+        Self {
+            requests: vec![root],
+            agents: BTreeMap::new(),
+            account: TurnAccount::default(),
+        }
+    }
+
+    /// Whether the record has tokens of agents, which are in its payloads.
+    pub(super) fn has_usage(record: &Record) -> bool {
+        let is_step = |item: &Item| item.kind == ItemKind::Step;
+        let events = &record.content.events;
+        events.iter().any(|event| match event {
+            Event::ItemsAppended { items, .. } => items.iter().any(is_step),
+            _ => false,
+        })
+    }
+
+    /// Adds a record of the session.
+    pub(super) async fn add(
+        &mut self,
+        engine: &Engine,
+        stored: &StoredRecord,
+    ) -> Result<(), EngineError> {
         let content = &stored.record.content;
         for event in &content.events {
             match event {

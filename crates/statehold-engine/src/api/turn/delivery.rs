@@ -13,7 +13,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId, SessionId};
 use statehold_core::time::Timestamp;
 
-use super::{EarlierAnswer, TurnHandle, TurnSnapshot};
+use super::{TurnHandle, TurnSnapshot};
 
 /// How many turns the log has at most.
 const TURNS_MAX: usize = 20_000;
@@ -221,23 +221,21 @@ impl DeliveryLog {
         self.entries().seen.has(&hold)
     }
 
-    /// The receipt for an answer that shows this snapshot of a turn, after the answers of `earlier` turns.
+    /// The receipt for an answer that shows this snapshot of a turn, and before it the answers of earlier turns if
+    /// it is `with_earlier`.
     pub fn receipt(
         self: &Arc<Self>,
         turn: &TurnHandle,
-        earlier: &[EarlierAnswer],
+        with_earlier: bool,
         snapshot: &TurnSnapshot,
     ) -> DeliveryReceipt {
+        let earlier = turn.earlier.iter().filter(|_| with_earlier);
         let has_ended = snapshot.has_ended();
         let own = has_ended.then_some(turn.request);
         DeliveryReceipt {
             log: Arc::clone(self),
             session: turn.session,
-            sent: earlier
-                .iter()
-                .map(|earlier| earlier.request)
-                .chain(own)
-                .collect(),
+            sent: earlier.map(|earlier| earlier.request).chain(own).collect(),
             paused: (!has_ended).then_some(turn.request),
             seen: snapshot.hold_ids(),
         }

@@ -1,43 +1,55 @@
 //! Following a turn until it has ended, or waits for a person.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use statehold_core::hold::Hold;
 use statehold_core::ids::HoldId;
+use statehold_core::record::Record;
 use statehold_core::request::RequestOutcome;
+use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
 use statehold_core::time::Timestamp;
-use statehold_store::StoredRecord;
+use statehold_store::{PageLimit, StoreError, StoredRecord, record_bytes};
 use tokio::time::Instant;
 
-use super::{AgentReply, TurnHandle};
+use super::account::TurnLedger;
+use super::earlier::EarlierTurn;
+use super::{AgentReply, EarlierAnswer, TurnAccount, TurnHandle};
+use crate::answer_memory::{AnswerMemory, SMALL_PAYLOAD_BYTES, take_unless_small};
 use crate::api::json::{Raw, raw_bytes};
 use crate::background::drafts::DraftReader;
 use crate::bodies::{error_in, payload};
 use crate::error::EngineError;
-use crate::holds::{HoldDetail, Pending};
+use crate::holds::{HoldDetail, fitting_holds, oldest};
 use crate::own_work::Progress;
 use crate::read::StoredRequest;
 
 /// How many holds of a paused turn are shown.
 const HOLDS_MAX: usize = 100;
-/// How many records of a turn are read at a time, at most.
-pub(super) const RECORDS_PAGE: usize = 200;
+/// The records of a turn that are read at a time. A longer one is read alone, in the memory for answers, and only if
+/// its payloads are needed.
+const RECORDS_PAGE: PageLimit = PageLimit {
+    entries: 200,
+    bytes: SMALL_PAYLOAD_BYTES,
+};
+/// How many records of a turn are read at most.
+const RECORDS_MAX: usize = 4_000;
 
-/// A turn as it was read at one revision.
+/// A turn as it was read at one revision. Its payloads are in the memory that the reader took for them.
 #[derive(Debug)]
 pub struct TurnSnapshot {
     /// The request at its root.
     pub(super) request: StoredRequest,
-    /// The first records of the session from the start of the turn on.
-    pub(super) records: Vec<StoredRecord>,
-    /// The record that ended it, if it is not among the first.
+    /// The record that ended it.
     finished: Option<StoredRecord>,
-    /// The revision that it was read at.
-    pub(super) revision: u64,
     /// When it started.
     pub started_at: Timestamp,
     /// The open holds of a paused turn, oldest first. Empty while it runs, and when it has ended.
     pub holds: Vec<HoldDetail>,
+    /// The agents that took part so far, and their tokens.
+    pub account: TurnAccount,
+    /// Answers of other turns that the client was told to wait for.
+    pub earlier: Vec<EarlierAnswer>,
 }
 
 impl TurnSnapshot {
@@ -48,15 +60,7 @@ impl TurnSnapshot {
 
     /// The reply of a turn that has completed. Empty if it has none.
     pub fn reply(&self, with_calls: bool) -> AgentReply {
-        AgentReply::of(self.request.id(), self.finished(), with_calls)
-    }
-
-    /// The record that ended it.
-    fn finished(&self) -> Option<&StoredRecord> {
-        let ended_by = self.request.ended()?.ended_by;
-        let mut records = self.records.iter();
-        let first = records.find(|stored| stored.record.content.seq == ended_by);
-        first.or(self.finished.as_ref())
+        AgentReply::of(self.request.id(), self.finished.as_ref(), with_calls)
     }
 
     /// Whether the turn waits for people.
@@ -83,6 +87,30 @@ pub struct FailedTurn {
     pub sees_inside: bool,
 }
 
+/// The records of a turn, added up.
+struct WalkedTurn {
+    started_at: Option<Timestamp>,
+    account: TurnAccount,
+    /// The last one.
+    last: Option<StoredRecord>,
+}
+
+/// The record that ended a turn: a short one, or one that needs memory before it is read.
+enum FinishedRecord {
+    Whole(StoredRecord),
+    Long(Record),
+}
+
+impl FinishedRecord {
+    /// The memory that reading it takes.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Whole(_) => 0,
+            Self::Long(record) => record_bytes(record),
+        }
+    }
+}
+
 /// An event of a turn.
 #[derive(Debug)]
 pub enum TurnEvent {
@@ -95,41 +123,142 @@ pub enum TurnEvent {
 }
 
 impl TurnHandle {
-    /// Reads the turn.
+    /// Reads the turn. Takes the memory for its answer first, unless that is small.
     ///
     /// # Errors
     ///
-    /// If the caller may not read it any more.
-    pub async fn read(&self) -> Result<TurnSnapshot, EngineError> {
+    /// If the caller may not read it any more, or there is no memory in time.
+    pub async fn read(&self, memory: &dyn AnswerMemory) -> Result<TurnSnapshot, EngineError> {
         let (engine, session) = (&self.engine, self.session);
         let state = engine.readable(&self.reader, session).await?;
         let request = engine.find_request(&state, self.request).await?;
-        let before = request.started_by().saturating_sub(1);
-        let records = engine.records_after(session, before, RECORDS_PAGE).await?;
-        let started = records.first().map(|stored| &stored.record.content);
-        let started = started.filter(|content| content.seq == request.started_by());
-        let started_at = started.ok_or(EngineError::NotFound)?.at;
-        let mut snapshot = TurnSnapshot {
-            request,
-            records,
-            finished: None,
-            revision: state.revision,
-            started_at,
-            holds: Vec::new(),
+        let ended_by = request.ended().map(|ended| ended.ended_by);
+        let last = ended_by.unwrap_or(state.revision);
+        let walked = self.walk(&request, last, memory).await?;
+        let holds = match ended_by {
+            Some(_) => Vec::new(),
+            None => self.oldest_holds(&state),
         };
-        if let Some(ended) = snapshot.request.ended() {
-            if snapshot.finished().is_none() {
-                snapshot.finished = engine.record(session, ended.ended_by).await?;
+        let rows = engine.visible_holds(&self.caller, holds).await?;
+        let (rows, holds_bytes) = fitting_holds(rows);
+        let finished = match ended_by {
+            Some(ended_by) => self.finished(ended_by, walked.last).await?,
+            None => None,
+        };
+        let own_bytes = finished.as_ref().map_or(0, FinishedRecord::bytes);
+        let earlier_bytes: u64 = self.earlier.iter().map(EarlierTurn::bytes).sum();
+        take_unless_small(memory, own_bytes + earlier_bytes + holds_bytes).await?;
+        let mut earlier = Vec::with_capacity(self.earlier.len());
+        for turn in self.earlier.iter() {
+            earlier.push(turn.read(engine).await?);
+        }
+        let mut holds = engine.hold_details(&self.caller, rows).await?;
+        holds.retain(|detail| detail.closed.is_none());
+        Ok(TurnSnapshot {
+            request,
+            finished: match finished {
+                Some(FinishedRecord::Whole(stored)) => Some(stored),
+                Some(FinishedRecord::Long(record)) => {
+                    engine.record(session, record.content.seq).await?
+                }
+                None => None,
+            },
+            started_at: walked.started_at.ok_or(EngineError::NotFound)?,
+            holds,
+            account: walked.account,
+            earlier,
+        })
+    }
+
+    /// Walks the records of the turn, a page at a time: they do not stay in memory, except the last.
+    async fn walk(
+        &self,
+        request: &StoredRequest,
+        last: u64,
+        memory: &dyn AnswerMemory,
+    ) -> Result<WalkedTurn, EngineError> {
+        let started_by = request.started_by();
+        let mut ledger = TurnLedger::new(self.request);
+        let (mut started_at, mut newest) = (None, None);
+        let (mut after, mut read) = (started_by.saturating_sub(1), 0);
+        while after < last && read < RECORDS_MAX {
+            let page = self.records(after, last, memory).await?;
+            let Some(end) = page.last().map(|stored| stored.record.content.seq) else {
+                break;
+            };
+            (after, read) = (end, read + page.len());
+            for stored in page {
+                let content = &stored.record.content;
+                if content.seq > last {
+                    break;
+                }
+                if content.seq == started_by {
+                    started_at = Some(content.at);
+                }
+                ledger.add(&self.engine, &stored).await?;
+                if stored.record.content.seq == last {
+                    newest = Some(stored);
+                }
             }
-            return Ok(snapshot);
         }
+        Ok(WalkedTurn {
+            started_at,
+            account: ledger.account,
+            last: newest,
+        })
+    }
+
+    /// The records after a revision. A long one comes alone, without payloads if they are not needed for the account.
+    async fn records(
+        &self,
+        after: u64,
+        last: u64,
+        memory: &dyn AnswerMemory,
+    ) -> Result<Vec<StoredRecord>, EngineError> {
+        let (store, session) = (&self.engine.inner().store, self.session);
+        let bytes = match store.records(session, after, RECORDS_PAGE).await {
+            Err(StoreError::PageTooSmall { bytes }) => bytes,
+            page => return Ok(page?),
+        };
+        let head = self.engine.record_head(session, after + 1).await?;
+        let Some(record) = head.filter(|record| record.content.seq <= last) else {
+            return Ok(Vec::new());
+        };
+        if TurnLedger::has_usage(&record) {
+            memory.take(bytes).await?;
+            return Ok(store.records(session, after, PageLimit::entries(1)).await?);
+        }
+        let bodies = Vec::new();
+        Ok(vec![StoredRecord { record, bodies }])
+    }
+
+    /// The record that ended the turn: the last one that was walked, if that has its payloads.
+    async fn finished(
+        &self,
+        ended_by: u64,
+        last: Option<StoredRecord>,
+    ) -> Result<Option<FinishedRecord>, EngineError> {
+        let last = last.filter(|stored| stored.record.content.seq == ended_by);
+        match last {
+            Some(whole) if whole.bytes() <= SMALL_PAYLOAD_BYTES => {
+                Ok(Some(FinishedRecord::Whole(whole)))
+            }
+            Some(StoredRecord { record, .. }) => Ok(Some(FinishedRecord::Long(record))),
+            None => {
+                let head = self.engine.record_head(self.session, ended_by).await?;
+                Ok(head.map(FinishedRecord::Long))
+            }
+        }
+    }
+
+    /// The oldest open holds of a paused turn and of everything below it; not those of other turns.
+    fn oldest_holds(&self, state: &Arc<SessionState>) -> Vec<HoldId> {
         let task = state.task_of(self.request);
-        if task.is_some_and(|task| task.status == TaskStatus::Paused) {
-            let holds = state.holds_below(self.request);
-            let pending = engine.pending_of(&state, holds).await?;
-            snapshot.holds = self.open_holds(&pending).await?;
+        if task.is_none_or(|task| task.status != TaskStatus::Paused) {
+            return Vec::new();
         }
-        Ok(snapshot)
+        let holds: Vec<&Hold> = oldest(state, &state.holds_below(self.request), HOLDS_MAX);
+        holds.into_iter().map(|hold| hold.id).collect()
     }
 
     /// When the turn started.
@@ -138,39 +267,45 @@ impl TurnHandle {
     ///
     /// If the caller may not read it any more.
     pub async fn started_at(&self) -> Result<Timestamp, EngineError> {
-        match self.started_at {
-            Some(started_at) => Ok(started_at),
-            None => Ok(self.read().await?.started_at),
+        if let Some(started_at) = self.started_at {
+            return Ok(started_at);
         }
+        let (engine, session) = (&self.engine, self.session);
+        let state = engine.readable(&self.reader, session).await?;
+        let request = engine.find_request(&state, self.request).await?;
+        let started = engine.record_head(session, request.started_by()).await?;
+        let started = started.ok_or(EngineError::NotFound)?;
+        Ok(started.content.at)
     }
 
-    /// The open holds of the turn and of everything below it, oldest first; not those of other turns.
-    async fn open_holds(&self, pending: &Pending) -> Result<Vec<HoldDetail>, EngineError> {
-        let asking: BTreeSet<_> = pending.holds.iter().map(|open| open.hold.request).collect();
-        let mut known = BTreeMap::new();
-        for request in asking {
-            let holds = self.engine.holds_of(&self.caller, request).await?;
-            known.extend(holds.into_iter().map(|detail| (detail.hold.id, detail)));
+    /// Answers of other turns that come before the answer. Takes the memory for them first, unless they are small.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails, or there is no memory in time.
+    pub async fn earlier(
+        &self,
+        memory: &dyn AnswerMemory,
+    ) -> Result<Vec<EarlierAnswer>, EngineError> {
+        let bytes = self.earlier.iter().map(EarlierTurn::bytes).sum();
+        take_unless_small(memory, bytes).await?;
+        let mut earlier = Vec::with_capacity(self.earlier.len());
+        for turn in self.earlier.iter() {
+            earlier.push(turn.read(&self.engine).await?);
         }
-        let shown = pending.holds.iter().take(HOLDS_MAX);
-        let mut holds: Vec<_> = shown
-            .filter_map(|open| known.remove(&open.hold.id))
-            .filter(|detail| detail.closed.is_none())
-            .collect();
-        for detail in &mut holds {
-            // Only a worker with the lease gets the arguments that a policy hides, and not in a chat.
-            detail.opened = None;
-        }
-        Ok(holds)
+        Ok(earlier)
     }
 
     /// Reads the turn only if it is paused or has ended: each step of a running turn changes its session,
     /// and nothing of that is shown. Also returns the revision after which to look again.
-    async fn look(&self) -> Result<(Option<TurnSnapshot>, u64), EngineError> {
+    async fn look(
+        &self,
+        memory: &dyn AnswerMemory,
+    ) -> Result<(Option<TurnSnapshot>, u64), EngineError> {
         let (progress, revision) = self.engine.progress(self.session, self.request).await?;
         let snapshot = match progress {
             Progress::Live => None,
-            Progress::Paused | Progress::Ended => Some(self.read().await?),
+            Progress::Paused | Progress::Ended => Some(self.read(memory).await?),
         };
         Ok((snapshot, revision))
     }
@@ -180,10 +315,14 @@ impl TurnHandle {
     /// # Errors
     ///
     /// If the caller may not read it any more, or the server stops.
-    pub async fn outcome(&self, deadline: Instant) -> Result<Box<TurnSnapshot>, EngineError> {
+    pub async fn outcome(
+        &self,
+        deadline: Instant,
+        memory: &dyn AnswerMemory,
+    ) -> Result<Box<TurnSnapshot>, EngineError> {
         let mut follower = self.follower(None, deadline);
         loop {
-            if let TurnEvent::Over(snapshot) = follower.next().await? {
+            if let TurnEvent::Over(snapshot) = follower.next(memory).await? {
                 return Ok(snapshot);
             }
         }
@@ -212,16 +351,23 @@ impl TurnHandle {
         if outcome == RequestOutcome::Completed {
             return None;
         }
-        let seen = self.engine.request(&self.caller, self.request).await;
+        let seen = self.sees_inside().await;
         Some(FailedTurn {
             outcome,
             alias: snapshot.request.alias(),
-            error: snapshot.finished().and_then(|stored| {
+            error: snapshot.finished.as_ref().and_then(|stored| {
                 let error = error_in(&stored.record.content.events, self.request)?;
                 payload(stored, error).map(raw_bytes)
             }),
-            sees_inside: seen.is_ok_and(|detail| detail.sees_hidden),
+            sees_inside: seen.unwrap_or(false),
         })
+    }
+
+    /// Whether the caller may see inside the turn. The audit stream records it of an operator.
+    async fn sees_inside(&self) -> Result<bool, EngineError> {
+        let head = self.engine.request_head(&self.caller, self.request).await?;
+        self.engine.audit_hidden(&self.caller, &head).await?;
+        Ok(head.sees_hidden)
     }
 }
 
@@ -243,11 +389,12 @@ impl TurnFollower {
     ///
     /// # Errors
     ///
-    /// If the caller may not read the turn any more, or the server stops. The turn goes on.
-    pub async fn next(&mut self) -> Result<TurnEvent, EngineError> {
+    /// If the caller may not read the turn any more, there is no memory for its answer in time, or the server stops.
+    /// The turn goes on.
+    pub async fn next(&mut self, memory: &dyn AnswerMemory) -> Result<TurnEvent, EngineError> {
         loop {
             let Some((revision, is_paused)) = self.looked_at else {
-                let (snapshot, revision) = self.turn.look().await?;
+                let (snapshot, revision) = self.turn.look(memory).await?;
                 let is_paused = snapshot.as_ref().is_some_and(TurnSnapshot::is_paused);
                 self.looked_at = Some((revision, is_paused));
                 if let Some(event) = snapshot.and_then(|snapshot| self.event_of(snapshot)) {

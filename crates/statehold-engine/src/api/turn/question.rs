@@ -11,6 +11,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::schema::Schema;
 use crate::holds::{HoldDetail, HoldFilter};
+use crate::read::own_page;
 
 /// How many open holds of a session are read at a time.
 const PAGE: usize = 200;
@@ -89,7 +90,8 @@ async fn asked_questions(
     let caller = &input.call.caller;
     let mut after = None;
     loop {
-        let page = engine.holds(caller, &open, after, PAGE).await?;
+        let read = |page| engine.holds(caller, &open, after, page);
+        let page = own_page(PAGE, read).await?;
         for detail in page.entries {
             let takes_text =
                 detail.why_not.is_none() && detail.hold.allowed.contains(&DecisionKind::Respond);
@@ -125,7 +127,10 @@ pub(super) async fn spoken_to_approval(
         order: HoldOrder::Oldest,
         ..HoldFilter::default()
     };
-    let page = engine.holds(&input.call.caller, &open, None, QUESTIONS_MAX);
+    let caller = &input.call.caller;
+    let page = own_page(QUESTIONS_MAX, |page| {
+        engine.holds(caller, &open, None, page)
+    });
     let mut holds = page.await?.entries.into_iter();
     Ok(holds.find(|hold| asking_turn(hold, input).is_some()))
 }

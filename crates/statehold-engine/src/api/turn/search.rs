@@ -6,17 +6,16 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use statehold_core::command::StartRequest;
 use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
-use statehold_core::ids::{RequestId, TaskId};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::item::Role;
-use statehold_core::record::Event;
-use statehold_core::request::RequestOutcome;
+use statehold_core::record::{Event, Record};
 use statehold_core::time::Timestamp;
-use statehold_store::{HoldOrder, SessionSummary};
+use statehold_store::{HoldOrder, PageLimit, SessionSummary, StoreError};
 
+use super::earlier::{EarlierTurn, fitting};
 use super::question::{OpenQuestions, choices, open_questions, spoken_to_approval};
-use super::{
-    AgentReply, DeliveryLog, EarlierAnswer, StartedTurn, TurnDecision, TurnInput, as_client,
-};
+use super::{DeliveryLog, StartedTurn, TurnDecision, TurnInput, as_client};
+use crate::answer_memory::SMALL_PAYLOAD_BYTES;
 use crate::api::hold::{DecisionInput, decide_shown};
 use crate::api::json::raw_text;
 use crate::bodies::{DecisionBody, error_in, message_in, parse, payload};
@@ -25,7 +24,7 @@ use crate::commit::idempotency::{IdempotencyKey, KEPT_MS};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, HoldFilter};
-use crate::read::{RequestDetail, own_page};
+use crate::read::{RequestHead, own_page};
 
 /// How many decided holds of a session are read.
 const DECIDED_MAX: usize = 20;
@@ -120,8 +119,8 @@ impl<'a> TurnSearch<'a> {
             self.undecided = spoken_to_approval(engine, input).await?;
         }
         if let Some((question, root)) = questions.fitting {
-            let detail = engine.request(&self.reader, root).await?;
-            let is_answer = self.is_answer(&question, &detail).await?;
+            let turn = FoundTurn::of(engine, &self.reader, root).await?;
+            let is_answer = self.is_answer(&question, &turn).await?;
             if is_answer {
                 self.respond(&question).await?;
             }
@@ -144,19 +143,20 @@ impl<'a> TurnSearch<'a> {
             .filter_map(|task| task.failed.zip(Some(task.id)))
             .collect();
         for (request, task) in failed {
-            let detail = self.engine.request(&self.reader, request).await?;
-            let Some(end) = detail.request.ended() else {
+            let turn = FoundTurn::of(self.engine, &self.reader, request).await?;
+            let Some(end) = turn.head.request.ended() else {
                 continue;
             };
             let is_recent = end.ended_at.plus_ms(CONTINUED_MS) >= self.engine.now();
-            let is_own = detail.started.as_ref().is_some_and(|started| {
-                started.record.content.principal == self.input.call.caller.principal
+            let is_own = turn.started.as_ref().is_some_and(|started| {
+                started.content.principal == self.input.call.caller.principal
             });
-            let is_repeat = is_recent && is_own && self.is_meant(&detail);
-            if !is_repeat || !self.may_have_started(&detail) {
+            let is_repeat = is_recent && is_own && self.is_meant(&turn.head);
+            if !is_repeat || !self.may_have_started(&turn) {
                 continue;
             }
-            if is_transient(&detail) && end.continuation().is_some() {
+            let failed = (turn.head.session.id, request);
+            if end.continuation().is_some() && self.is_transient(failed, end.ended_by).await? {
                 self.continues = Some((task, request));
                 return Ok(None);
             }
@@ -165,6 +165,35 @@ impl<'a> TurnSearch<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether a turn failed in a way that may pass. A failure with a long error is no such one.
+    async fn is_transient(
+        &self,
+        (session, request): (SessionId, RequestId),
+        ended_by: u64,
+    ) -> Result<bool, EngineError> {
+        #[derive(Default, Deserialize)]
+        struct RecordedFailure {
+            #[serde(default)]
+            code: String,
+        }
+        let page = PageLimit {
+            entries: 1,
+            bytes: SMALL_PAYLOAD_BYTES,
+        };
+        let store = &self.engine.inner().store;
+        let records = store.records(session, ended_by - 1, page);
+        let records = match records.await {
+            Err(StoreError::PageTooSmall { .. }) => return Ok(false),
+            records => records?,
+        };
+        let error = records.first().and_then(|stored| {
+            let error = error_in(&stored.record.content.events, request)?;
+            payload(stored, error)
+        });
+        let failure: RecordedFailure = parse(error);
+        Ok(TRANSIENT.contains(&failure.code.as_str()))
     }
 
     /// Decides holds of the session. The turn of the call is the one of the last hold.
@@ -192,18 +221,18 @@ impl<'a> TurnSearch<'a> {
     async fn is_answer(
         &mut self,
         question: &HoldDetail,
-        detail: &RequestDetail,
+        turn: &FoundTurn,
     ) -> Result<bool, EngineError> {
         // A client that reconnects repeats its message, even after it was told of the question.
         let text = &self.input.message.text;
-        if self.may_have_started(detail) && !choices(question).contains(text) {
+        if self.may_have_started(turn) && !choices(question).contains(text) {
             return Ok(false);
         }
         // A retried call cannot answer a question that its client has never seen.
         if self.log.has_seen(question.hold.id) {
             return Ok(true);
         }
-        let is_repeat = self.is_input(detail) || self.answered_at(detail).await?.is_some();
+        let is_repeat = self.is_input(turn) || self.answered_at(turn).await?.is_some();
         Ok(!is_repeat)
     }
 
@@ -231,20 +260,23 @@ impl<'a> TurnSearch<'a> {
                 ..HoldFilter::default()
             };
             let caller = &self.input.call.caller;
-            let page = self.engine.holds(caller, &filter, None, DECIDED_MAX);
+            let engine = self.engine;
+            let page = own_page(DECIDED_MAX, |page| {
+                engine.holds(caller, &filter, None, page)
+            });
             self.decided = Some(page.await?.entries);
         }
         Ok(self.decided.as_deref().unwrap_or_default())
     }
 
     /// Whether a turn began with this message.
-    fn is_input(&self, detail: &RequestDetail) -> bool {
-        let Some(stored) = &detail.started else {
+    fn is_input(&self, turn: &FoundTurn) -> bool {
+        let Some(started) = &turn.started else {
             return false;
         };
-        let events = &stored.record.content.events;
+        let events = &started.content.events;
         let has_digest = |event: &Event| matches!(event, Event::RequestStarted { chat: Some(chat), .. } if Some(*chat) == self.start.chat);
-        let input = message_in(events, detail.request.id(), Role::User);
+        let input = message_in(events, turn.head.request.id(), Role::User);
         events.iter().any(has_digest)
             || input.is_some_and(|item| {
                 item.body == self.start.input && item.attachments == self.start.attachments
@@ -258,25 +290,22 @@ impl<'a> TurnSearch<'a> {
     }
 
     /// Whether the call may be the one that started a turn.
-    fn may_have_started(&self, detail: &RequestDetail) -> bool {
-        let started_at = detail.started_at();
-        self.is_input(detail) && started_at.is_some_and(|then| self.may_have_sent(then))
+    fn may_have_started(&self, turn: &FoundTurn) -> bool {
+        let started_at = turn.started_at();
+        self.is_input(turn) && started_at.is_some_and(|then| self.may_have_sent(then))
     }
 
     /// Whether the call may be one that a turn has received before.
-    async fn may_be_repeat(&mut self, detail: &RequestDetail) -> Result<bool, EngineError> {
-        if self.may_have_started(detail) {
+    async fn may_be_repeat(&mut self, turn: &FoundTurn) -> Result<bool, EngineError> {
+        if self.may_have_started(turn) {
             return Ok(true);
         }
-        let answered_at = self.answered_at(detail).await?;
+        let answered_at = self.answered_at(turn).await?;
         Ok(answered_at.is_some_and(|then| self.may_have_sent(then)))
     }
 
     /// When the caller answered the last question of a turn, if the answer was this message.
-    async fn answered_at(
-        &mut self,
-        detail: &RequestDetail,
-    ) -> Result<Option<Timestamp>, EngineError> {
+    async fn answered_at(&mut self, turn: &FoundTurn) -> Result<Option<Timestamp>, EngineError> {
         let (input, text) = (self.input, raw_text(&self.input.message.text));
         if !input.message.files.is_empty() {
             return Ok(None);
@@ -284,7 +313,7 @@ impl<'a> TurnSearch<'a> {
         let decided = self.decided().await?;
         let last = decided.iter().find(|hold| {
             let root = hold.lineage.first().map(|step| step.request);
-            root == Some(detail.request.id()) && is_answered_by(hold, &input.call.caller)
+            root == Some(turn.head.request.id()) && is_answered_by(hold, &input.call.caller)
         });
         let is_same = |hold: &&HoldDetail| {
             let answer: DecisionBody = parse(hold.decision_body.as_deref());
@@ -309,7 +338,9 @@ impl<'a> TurnSearch<'a> {
         let now = self.engine.now();
         let mut after = None;
         loop {
-            let page = self.engine.holds(caller, &filter, after, ANSWERED_PAGE);
+            let engine = self.engine;
+            let read = |page| engine.holds(caller, &filter, after, page);
+            let page = own_page(ANSWERED_PAGE, read);
             let page = page.await?;
             for hold in &page.entries {
                 let is_expired = hold.decided_at.is_some_and(|at| at.plus_ms(KEPT_MS) < now);
@@ -345,17 +376,17 @@ impl<'a> TurnSearch<'a> {
     }
 
     /// Whether a request is a turn of the agent, and of the task, that the call names.
-    fn is_meant(&self, detail: &RequestDetail) -> bool {
+    fn is_meant(&self, head: &RequestHead) -> bool {
         let task = self.input.task;
-        detail.request.parent().is_none()
-            && detail.task.agent == self.input.agent
-            && task.is_none_or(|task| task == detail.task.id)
+        head.request.parent().is_none()
+            && head.task.agent == self.input.agent
+            && task.is_none_or(|task| task == head.task.id)
     }
 
     /// A turn of the log. The log notes a start before the commit, which may have failed.
-    async fn of_log(&self, request: RequestId) -> Result<Option<RequestDetail>, EngineError> {
-        match self.engine.request(&self.reader, request).await {
-            Ok(detail) => Ok(Some(detail)),
+    async fn of_log(&self, request: RequestId) -> Result<Option<FoundTurn>, EngineError> {
+        match FoundTurn::of(self.engine, &self.reader, request).await {
+            Ok(turn) => Ok(Some(turn)),
             Err(EngineError::NotFound) => {
                 self.log.forget(self.input.session, request);
                 Ok(None)
@@ -374,9 +405,9 @@ impl<'a> TurnSearch<'a> {
         let (session, log) = (self.input.session, self.log);
         let live = self.engine.live_roots_of(session, &self.input.agent);
         for live in live.await?.into_iter().rev().take(LIVE_MAX) {
-            let detail = self.engine.request(&self.reader, live).await?;
-            let is_meant = detail.request.ended().is_none() && self.is_meant(&detail);
-            if is_meant && self.may_be_repeat(&detail).await? {
+            let turn = FoundTurn::of(self.engine, &self.reader, live).await?;
+            let is_meant = turn.head.request.ended().is_none() && self.is_meant(&turn.head);
+            if is_meant && self.may_be_repeat(&turn).await? {
                 return Ok(Some((live, false)));
             }
         }
@@ -387,27 +418,27 @@ impl<'a> TurnSearch<'a> {
             owed.extend(before.into_iter().map(|request| (request, false)));
         }
         for request in log.delivered_since(session, self.input.arrived) {
-            let detail = self.of_log(request).await?;
-            let detail = detail.filter(|detail| self.is_meant(detail));
-            if let Some(detail) = detail
-                && self.may_be_repeat(&detail).await?
+            let turn = self.of_log(request).await?;
+            let turn = turn.filter(|turn| self.is_meant(&turn.head));
+            if let Some(turn) = turn
+                && self.may_be_repeat(&turn).await?
             {
                 return Ok(Some((request, true)));
             }
         }
         let mut unwanted = Vec::new();
         for (request, was_paused) in owed.into_iter().rev() {
-            let Some(detail) = self.of_log(request).await? else {
+            let Some(turn) = self.of_log(request).await? else {
                 continue;
             };
-            let Some((started_at, end)) = detail.started_at().zip(detail.request.ended()) else {
+            let Some((started_at, end)) = turn.started_at().zip(turn.head.request.ended()) else {
                 continue;
             };
-            if !self.is_meant(&detail) {
+            if !self.is_meant(&turn.head) {
                 continue;
             }
             let is_owed = log.is_owed(session, request, started_at, end.ended_at);
-            if is_owed && self.may_be_repeat(&detail).await? {
+            if is_owed && self.may_be_repeat(&turn).await? {
                 return Ok(Some((request, true)));
             }
             if !was_paused {
@@ -441,19 +472,19 @@ impl<'a> TurnSearch<'a> {
                 if !seen.insert(request) {
                     continue;
                 }
-                let detail = engine.request(&self.reader, request).await?;
-                if !self.is_meant(&detail) {
+                let turn = FoundTurn::of(engine, &self.reader, request).await?;
+                if !self.is_meant(&turn.head) {
                     continue;
                 }
-                let started_at = detail.started_at();
+                let started_at = turn.started_at();
                 if !started_at.is_some_and(|started_at| self.log.predates(started_at)) {
                     break 'pages;
                 }
-                let ended = detail.request.ended();
+                let ended = turn.head.request.ended();
                 if ended.is_none_or(|ended| ended.ended_by >= newest_start) {
                     found.push(request);
                 }
-                newest_start = newest_start.max(detail.request.started_by());
+                newest_start = newest_start.max(turn.head.request.started_by());
             }
             before = page.next;
             if before.is_none() {
@@ -468,7 +499,7 @@ impl<'a> TurnSearch<'a> {
     pub(super) async fn earlier(
         &mut self,
         current: RequestId,
-    ) -> Result<Vec<EarlierAnswer>, EngineError> {
+    ) -> Result<Vec<EarlierTurn>, EngineError> {
         let (session, log) = (self.input.session, self.log);
         let paused = log.owed_in(session).into_iter();
         let mut turns: BTreeSet<RequestId> = paused
@@ -483,43 +514,38 @@ impl<'a> TurnSearch<'a> {
         turns.remove(&current);
         let mut earlier = Vec::new();
         for request in turns {
-            let Some(detail) = self.of_log(request).await? else {
+            let Some(turn) = self.of_log(request).await? else {
                 continue;
             };
-            let Some((started_at, end)) = detail.started_at().zip(detail.request.ended()) else {
+            let Some((started_at, end)) = turn.started_at().zip(turn.head.request.ended()) else {
                 continue;
             };
-            if !log.is_news(session, request, started_at, end.ended_at) {
-                continue;
+            if log.is_news(session, request, started_at, end.ended_at) {
+                earlier.extend(EarlierTurn::of(self.engine, &turn.head).await?);
             }
-            let alias = detail.request.alias();
-            let content = match end.outcome {
-                RequestOutcome::Completed => {
-                    AgentReply::of(request, detail.finished.as_ref(), false).text
-                }
-                RequestOutcome::Failed => format!("{alias} failed after its pause."),
-                RequestOutcome::Cancelled => format!("{alias} was cancelled."),
-            };
-            earlier.push(EarlierAnswer { request, content });
         }
-        Ok(earlier)
+        Ok(fitting(earlier))
     }
 }
 
-/// Whether a turn failed in a way that may pass.
-fn is_transient(detail: &RequestDetail) -> bool {
-    #[derive(Default, Deserialize)]
-    struct RecordedFailure {
-        #[serde(default)]
-        code: String,
+/// A turn that a call may be about, without its payloads.
+struct FoundTurn {
+    head: RequestHead,
+    /// The record that started it. None if it is gone.
+    started: Option<Record>,
+}
+
+impl FoundTurn {
+    async fn of(engine: &Engine, reader: &Caller, request: RequestId) -> Result<Self, EngineError> {
+        let head = engine.request_head(reader, request).await?;
+        let started = engine.record_head(head.session.id, head.request.started_by());
+        let started = started.await?;
+        Ok(Self { head, started })
     }
-    let finished = detail.finished.as_ref();
-    let error = finished.and_then(|stored| {
-        let error = error_in(&stored.record.content.events, detail.request.id())?;
-        payload(stored, error)
-    });
-    let failure: RecordedFailure = parse(error);
-    TRANSIENT.contains(&failure.code.as_str())
+
+    fn started_at(&self) -> Option<Timestamp> {
+        self.started.as_ref().map(|record| record.content.at)
+    }
 }
 
 pub(super) fn is_answered_by(hold: &HoldDetail, caller: &Caller) -> bool {

@@ -285,7 +285,7 @@ async fn what_a_turn_took_is_added_up() {
 
 impl Scene {
     /// The request as its worker has it: a lease that lasts is the same lease.
-    async fn claim_again(&self, request: &serde_json::Value) -> serde_json::Value {
+    pub(super) async fn claim_again(&self, request: &serde_json::Value) -> serde_json::Value {
         let path = format!("/v1/requests/{}", text(request, "id"));
         self.helper.get(&path).await.ok(200)
     }

@@ -206,6 +206,7 @@ fn limited(limits: &LimitsConfig) -> ServerOptions {
     let calls_per_second = NonZeroU32::new(limits.calls_per_second);
     ServerOptions {
         body_bytes_max: limits.body_bytes_max.get(),
+        request_bytes_max: limits.request_bytes_max.get(),
         answer_bytes_max: limits.answer_bytes_max.get(),
         rate: calls_per_second.map(|calls_per_second| RateLimit {
             calls_per_second,

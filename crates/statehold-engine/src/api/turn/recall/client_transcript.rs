@@ -237,7 +237,7 @@ impl<'a> ClientTranscript<'a> {
                     ..HoldFilter::default()
                 };
                 let Recall { engine, caller, .. } = self.recall;
-                let page = engine.holds(caller, &filter, None, HOLDS_MAX);
+                let page = own_page(HOLDS_MAX, |page| engine.holds(caller, &filter, None, page));
                 holds.extend(page.await?.entries);
             }
             self.holds.insert(session, holds);

@@ -1,0 +1,176 @@
+//! Bodies of calls: read to their end, in memory that all callers share, and parsed strictly.
+//!
+//! Nothing of a body is read before its caller is known. A long one takes its memory before it is read; the call
+//! holds that until its answer is made.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Request};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, header};
+use http_body_util::BodyExt;
+use hyper::body::{Body as _, Frame};
+use serde::de::DeserializeOwned;
+use statehold_engine::Caller;
+use statehold_engine::api::caller::KeyWatch;
+use tokio::time::Instant;
+
+use crate::http::call::{App, text, unauthenticated};
+use crate::http::json::{self, JsonLimits};
+use crate::http::problem::{Code, Problem};
+use crate::http::shares::CallSlot;
+
+/// Bodies up to this size take nothing of the memory for bodies.
+const SMALL_BODY_BYTES: usize = 64 * 1024;
+/// How long a call waits for the memory of its body.
+const BODY_WAIT_MAX: Duration = Duration::from_secs(30);
+/// A client that sends nothing of a long body for this time is refused, if others wait for its memory.
+const BODY_STALL_MAX: Duration = Duration::from_secs(5);
+
+/// A JSON body, read to its end and parsed strictly.
+pub(crate) struct Payload<T> {
+    pub(crate) value: T,
+    pub(crate) bytes: Bytes,
+}
+
+impl<T: DeserializeOwned> FromRequest<App> for Payload<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        require_json(request.headers())?;
+        let (mut parts, body) = request.into_parts();
+        // Without an authenticated caller nothing is read.
+        let owner = parts.extensions.remove::<BodyOwner>();
+        let owner = owner.ok_or_else(unauthenticated)?;
+        let bytes = owner.read(app, body).await?;
+        let limits = JsonLimits {
+            bytes_max: app.options.body_bytes_max,
+            ..JsonLimits::default()
+        };
+        // The key may have ended while its holder sent the body.
+        if !owner.api_key.is_valid() {
+            return Err(unauthenticated());
+        }
+        let value = json::parse_or_empty(&bytes, &limits)?;
+        Ok(Self { value, bytes })
+    }
+}
+
+/// The caller on whose account a body is read. The extractor of the caller leaves it with the call.
+#[derive(Clone)]
+pub(crate) struct BodyOwner {
+    pub(crate) caller: Caller,
+    pub(crate) api_key: KeyWatch,
+    pub(crate) slot: CallSlot,
+}
+
+impl BodyOwner {
+    async fn read(&self, app: &App, mut body: Body) -> Result<Bytes, Problem> {
+        let max = app.options.body_bytes_max;
+        let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        // Refuse by `Content-Length` before reading anything.
+        if announced > max {
+            return Err(too_large(max));
+        }
+        let mut read = BytesMut::new();
+        if announced > SMALL_BODY_BYTES {
+            self.take_memory(app, announced).await?;
+            read.reserve(announced);
+        }
+        let mut deadline = Instant::now() + app.options.body_timeout;
+        while let Some(frame) = self.next_frame(&mut body, deadline).await? {
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            let length = read.len() + data.len();
+            if length > max {
+                return Err(too_large(max));
+            }
+            // A body without a length may become as long as any.
+            if length > SMALL_BODY_BYTES && announced <= SMALL_BODY_BYTES && !self.slot.has_body() {
+                self.take_memory(app, max).await?;
+                deadline = Instant::now() + app.options.body_timeout;
+            }
+            read.extend_from_slice(&data);
+        }
+        self.slot.shrink_body(read.len());
+        Ok(read.freeze())
+    }
+
+    /// The next piece of a body. None at its end.
+    async fn next_frame(
+        &self,
+        body: &mut Body,
+        deadline: Instant,
+    ) -> Result<Option<Frame<Bytes>>, Problem> {
+        let late = || {
+            let detail = "the body did not arrive in time; send it again";
+            Problem::new(Code::BodyTimeout, detail)
+        };
+        let mut frame = std::pin::pin!(body.frame());
+        loop {
+            let patience = deadline.min(Instant::now() + BODY_STALL_MAX);
+            match tokio::time::timeout_at(patience, frame.as_mut()).await {
+                Ok(frame) => {
+                    let broken =
+                        |_| Problem::new(Code::BadJson, "the body broke off; send it again");
+                    return frame.transpose().map_err(broken);
+                }
+                Err(_) if patience == deadline || self.slot.is_body_waited_for() => {
+                    return Err(late());
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Waits in line for the memory of a body of so many bytes.
+    async fn take_memory(&self, app: &App, bytes: usize) -> Result<(), Problem> {
+        let share = app.shares.line_up_for_body(&self.caller, bytes);
+        let share = tokio::select! {
+            biased;
+            () = self.api_key.revoked() => return Err(unauthenticated()),
+            share = tokio::time::timeout(BODY_WAIT_MAX, share) => share,
+        };
+        let share = share.ok().and_then(Result::ok).ok_or_else(|| {
+            let detail = "too many long bodies are being read; wait for other calls of this key to end, then \
+                          send it again";
+            Problem::new(Code::TooMany, detail)
+        })?;
+        self.slot.hold_body(share);
+        Ok(())
+    }
+}
+
+fn too_large(max: usize) -> Problem {
+    let detail = format!("a body has at most {max} bytes; send less at a time");
+    Problem::new(Code::BodyTooLarge, detail).with("max", max)
+}
+
+/// Refuses a body with another media type. A missing `Content-Type` means JSON.
+fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(kind) = text(headers, header::CONTENT_TYPE.as_str())? else {
+        return Ok(());
+    };
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    let is_json = essence.eq_ignore_ascii_case("application/json")
+        || essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") && is_curl(headers);
+    if is_json {
+        Ok(())
+    } else {
+        Err(Problem::new(
+            Code::UnsupportedMedia,
+            "send the body as `Content-Type: application/json`",
+        ))
+    }
+}
+
+/// `curl -d` declares every body as a form, so its `Content-Type` means nothing.
+fn is_curl(headers: &HeaderMap) -> bool {
+    let agent = headers.get(header::USER_AGENT);
+    agent.is_some_and(|agent| agent.as_bytes().starts_with(b"curl/"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! Bodies that are announced, and never sent to their end.
+
+use serde_json::json;
+use statehold_server::ServerOptions;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::rest::new_session;
+use crate::rig::{Rig, Setup, Who, until};
+
+const LENGTH: usize = 256 * 1024;
+
+/// Announces a body that changes the state of a session, and sends `sent` bytes of it.
+async fn half_sent(who: &Who, path: &str, sent: usize) -> (TcpStream, String) {
+    let value = "x".repeat(LENGTH - r#"{"set":{"a":""}}"#.len());
+    let body = json!({"set": {"a": value}}).to_string();
+    let key = who.key.as_deref().unwrap_or_default();
+    let head = format!(
+        "PATCH {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(who.address).await.expect("a connection");
+    let (now, later) = body.split_at(sent);
+    let written = stream.write_all(format!("{head}{now}").as_bytes()).await;
+    written.expect("it is sent");
+    (stream, later.to_owned())
+}
+
+async fn answer(mut stream: TcpStream) -> String {
+    let mut answer = Vec::new();
+    let read = stream.read_to_end(&mut answer).await;
+    read.expect("an answer");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn half_sent_bodies_of_one_key_hold_up_no_other_key() {
+    let setup = Setup {
+        server: ServerOptions {
+            // One key may have two such bodies at a time.
+            request_bytes_max: 16 * LENGTH,
+            ..ServerOptions::default()
+        },
+        ..Setup::default()
+    };
+    let rig = Rig::with(setup).await;
+    let (eve, ann) = (rig.client("eve").await, rig.client("ann").await);
+    let path = format!("/v1/sessions/{}/state", new_session(&eve).await);
+    let mut halves = Vec::new();
+    for _ in 0..8 {
+        halves.push(half_sent(&eve, &path, LENGTH / 2).await);
+    }
+    let open = || rig.connections.load(std::sync::atomic::Ordering::Relaxed);
+    until("they are all there", || async {
+        (open() >= 8).then_some(())
+    })
+    .await;
+
+    let own = format!("/v1/sessions/{}/state", new_session(&ann).await);
+    let value = json!({"set": {"a": "x".repeat(LENGTH)}});
+    for _ in 0..8 {
+        ann.patch(&own, &value).await.ok(200);
+    }
+    // A short body of the same key.
+    eve.patch(&path, &json!({"set": {"b": 1}})).await.ok(200);
+
+    // All of them are read in the end: each gives its memory to the next.
+    let all = halves.into_iter().map(|(mut stream, later)| async move {
+        let sent = stream.write_all(later.as_bytes()).await;
+        sent.expect("it is read");
+        answer(stream).await
+    });
+    for answer in futures_util::future::join_all(all).await {
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer:.80}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_of_a_body_is_read_for_a_caller_without_a_key() {
+    let rig = Rig::in_memory().await;
+    let (stream, _) = half_sent(&rig.nobody(), "/v1/sessions/x/state", 0).await;
+    let answer = answer(stream).await;
+    assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+}
