@@ -129,7 +129,10 @@ impl Tail {
         durable: Vec<(Box<Commit>, RowColumns)>,
     ) -> Vec<Option<Box<Commit>>> {
         if self.bytes_max == 0 {
-            return durable.into_iter().map(|(commit, _)| Some(commit)).collect();
+            return durable
+                .into_iter()
+                .map(|(commit, _)| Some(commit))
+                .collect();
         }
         let kept = self.lock();
         let is_read = |commit: &Commit| kept.committing.get(&commit.session()) == Some(&true);

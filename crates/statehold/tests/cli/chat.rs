@@ -52,12 +52,15 @@ fn a_command_in_a_chat_can_be_pasted_and_only_people_who_may_decide_get_one() {
     let live = Live::start_demo();
     let waits = ["chat", "--no-wait", "-m", "Delete user 7"];
     let told = live.check(&waits, 8, &[]).out;
-    let pasted = told.split("or with: ").nth(1).expect("a command");
+    let pasted = told.split("Decide with: ").nth(1).expect("a command");
     let pasted = pasted.lines().next().expect("a line");
     let pasted = pasted.strip_prefix("statehold ").expect("the program");
-    let (words, confirm) = pasted.split_once(" --confirm ").expect("high risk");
+    let (words, confirm) = pasted.split_once(" --confirm \"").expect("high risk");
+    let (confirm, server) = confirm.split_once('"').expect("a quoted text");
     let mut args: Vec<&str> = words.split(' ').collect();
-    args.extend(["--confirm", confirm.trim_matches('"'), "--no-wait"]);
+    args.extend(["--confirm", confirm, "--no-wait"]);
+    args.extend(server.split_whitespace());
+    assert!(args.contains(&"--url"), "{told}");
     live.check(&args, 0, &["✓ approved"]);
     let ann = live.key(&["client"], Some("ann"));
     let waits = ["chat", "--no-wait", "-m", "Delete user 5"];
