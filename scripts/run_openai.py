@@ -139,7 +139,8 @@ def check():
     assert f"({hold['id']})\n\nIt would call pay with" in content, content
     assert f"statehold approvals approve {hold['id']}" in content, content
     text, chunks = read(create(model="helper", messages=user("approved"), stream=True, extra_body=session))
-    assert text == "You said: approved"
+    hint = f"(Messages here decide nothing; helper still waits for a decision: Pay 4? ({hold['id']}))"
+    assert text == f"{hint}\n\nYou said: approved", text
     assert server.call("client", f"/v1/holds/{hold['id']}")["status"] == "open", "words never approve"
     server.approve(hold["id"])
     server.completed(told.statehold["request"])
