@@ -106,7 +106,7 @@ pub async fn create(
             .expires_in_seconds
             .map(|seconds| seconds.saturating_mul(1_000)),
     };
-    // A key that is refused stores nobody.
+    // A refused key leaves no row of its user.
     require_sound(&new)?;
     for person in [user, owner].iter().flatten() {
         engine.store_user(&caller.tenant, person).await?;

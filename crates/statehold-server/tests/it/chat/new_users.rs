@@ -158,7 +158,7 @@ async fn a_new_user_may_begin_with_state_of_their_own() {
     backend.send("PATCH", path, &as_ann, set).await.ok(200);
     let found = backend.send("GET", path, &as_ann, "").await.ok(200);
     assert_eq!(found["state"]["user:theme"], "dark", "{found}");
-    // Nobody else may write it.
+    // Another user gets 404 for it.
     let as_bob = [("x-statehold-user", "bob")];
     let other = json!({"set": {"theme": "light"}}).to_string();
     backend.send("PATCH", path, &as_bob, other).await.ok(404);
