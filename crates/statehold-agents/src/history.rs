@@ -85,7 +85,8 @@ impl PastExchanges {
     pub(crate) fn first_data(&self) -> Option<Raw> {
         let first = self.exchanges.first().filter(|_| !self.is_cut)?;
         let body: ItemBody = parse(first.items.first()?.body.as_deref());
-        body.data
+        // The data of an event is the event itself.
+        body.data.filter(|_| body.event.is_none())
     }
 }
 

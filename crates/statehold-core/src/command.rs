@@ -12,7 +12,7 @@ use crate::name::Name;
 use crate::principal::Actor;
 use crate::record::{Change, CommandName, Record};
 use crate::request::{AskedAbout, Continuation, LiveStatus, RequestOutcome};
-use crate::scope::{MergePolicy, StateKey};
+use crate::scope::{KeyPrefix, MergePolicy, StateKey};
 use crate::session::{Owner, SessionState, TimeToLive};
 use crate::task::CloseOn;
 use crate::time::Timestamp;
@@ -53,6 +53,8 @@ pub enum Command {
     DeleteSession,
     /// Invoke an agent. One call may carry a whole turn.
     StartRequest(StartRequest),
+    /// Write a turn that ran outside of the server: its request begins and ends in this command.
+    RecordTurn(RecordTurn),
     /// Take a request that waits for a worker.
     ClaimRequest {
         /// The request.
@@ -196,6 +198,20 @@ pub struct StartRequest {
     pub output: Option<Output>,
 }
 
+/// A turn, or a part of one, that ran outside of the server.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RecordTurn {
+    /// The agent whose history it belongs to.
+    pub agent: Name,
+    /// The id of its request, chosen by the caller so that a repeat of the command is found by it. It must be new:
+    /// the core does not know requests that have ended. None for a fresh one.
+    pub request: Option<RequestId>,
+    /// Its messages and notes. The user's own messages are among them, so a visible one is allowed.
+    pub items: Vec<NewItem>,
+    /// Scoped state to write along.
+    pub state: StatePatch,
+}
+
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Output {
@@ -223,6 +239,19 @@ pub struct StatePatch {
     pub delete: Vec<StateKey>,
     /// Versions that must be met; 0 means the key must not exist.
     pub if_versions: BTreeMap<StateKey, u64>,
+    /// Values to add to lists, under keys that the decision numbers.
+    pub append: Vec<StateAppend>,
+    /// Beginnings of session keys, all of which are removed.
+    pub delete_prefix: Vec<KeyPrefix>,
+}
+
+/// Values to add to one list.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct StateAppend {
+    /// The list.
+    pub list: KeyPrefix,
+    /// The values, in order.
+    pub values: Vec<BodyRef>,
 }
 
 /// One key to write.
@@ -240,7 +269,10 @@ pub struct StateSet {
 impl StatePatch {
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.set.is_empty() && self.delete.is_empty()
+        self.set.is_empty()
+            && self.delete.is_empty()
+            && self.append.is_empty()
+            && self.delete_prefix.is_empty()
     }
 }
 
@@ -631,6 +663,7 @@ impl Command {
             | Self::CloseSession { .. }
             | Self::ExpireSession
             | Self::DeleteSession
+            | Self::RecordTurn(_)
             | Self::Fork { .. } => {}
         }
         named
@@ -643,12 +676,13 @@ impl Command {
             | Self::AppendItems { state, .. }
             | Self::CompleteRequest { state, .. } => Some(state),
             Self::StartRequest(start) => Some(&start.state),
+            Self::RecordTurn(turn) => Some(&turn.state),
             Self::PutState { patch, .. } => Some(patch),
             _ => None,
         }
     }
 
-    /// The items that the command writes.
+    /// The items that the command writes for a request with a worker.
     pub fn items(&self) -> &[NewItem] {
         match self {
             Self::StartRequest(start) => &start.items,
@@ -668,6 +702,7 @@ impl Command {
             Self::ExpireSession => CommandName::ExpireSession,
             Self::DeleteSession => CommandName::DeleteSession,
             Self::StartRequest(_) => CommandName::StartRequest,
+            Self::RecordTurn(_) => CommandName::RecordTurn,
             Self::ClaimRequest { .. } => CommandName::ClaimRequest,
             Self::LapseLease { .. } => CommandName::LapseLease,
             Self::RaiseFence { .. } => CommandName::RaiseFence,

@@ -51,6 +51,7 @@ pub fn decide(
         Command::DeleteSession => session::delete(&mut draft)?,
         Command::CloseSession { cancel_live } => session::close(&mut draft, *cancel_live)?,
         Command::StartRequest(start) => request::start(&mut draft, start)?,
+        Command::RecordTurn(turn) => request::record_turn(&mut draft, turn)?,
         Command::ClaimRequest { request, ttl_ms } => {
             request::claim(&mut draft, *request, *ttl_ms)?;
         }

@@ -29,6 +29,8 @@ pub const COMMAND_ITEMS_MAX: usize = 1_024;
 pub const ITEM_ATTACHMENTS_MAX: usize = 64;
 /// State keys in one command.
 pub const COMMAND_KEYS_MAX: usize = 1_024;
+/// Bytes of the keys that one command removes by their prefix: its record names each of them.
+pub const REMOVED_KEY_BYTES_MAX: usize = 1024 * 1024;
 /// Longest payload of one item, value or hold, in bytes.
 pub const PAYLOAD_BYTES_MAX: u32 = 64 * 1024 * 1024;
 /// Elements of a list, or members of an object with those of the objects in it, that a merge may leave.

@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::cmp::Ordering;
 use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 
@@ -63,7 +64,15 @@ pub fn merge_json(
     match (policy, old) {
         (MergePolicy::Replace, _) | (MergePolicy::KeepFirst, None) => return Ok(new.to_vec()),
         (MergePolicy::KeepFirst, Some(old)) => return Ok(old.to_vec()),
-        (MergePolicy::Add | MergePolicy::Append | MergePolicy::Union | MergePolicy::Patch, _) => {}
+        (
+            MergePolicy::Add
+            | MergePolicy::Append
+            | MergePolicy::Union
+            | MergePolicy::Patch
+            | MergePolicy::Max
+            | MergePolicy::Min,
+            _,
+        ) => {}
     }
     let merged = merge(policy, old.map(parse).transpose()?, parse(new)?)?;
     if elements(&merged) > MERGED_ELEMENTS_MAX {
@@ -109,7 +118,17 @@ pub fn merge(policy: MergePolicy, old: Option<Value>, new: Value) -> Result<Valu
     match (policy, old, new) {
         (MergePolicy::Replace, _, new) | (MergePolicy::KeepFirst, None, new) => Ok(new),
         (MergePolicy::KeepFirst, Some(old), _) => Ok(old),
-        (MergePolicy::Add, None, Value::Number(new)) => Ok(Value::Number(new)),
+        (MergePolicy::Add | MergePolicy::Max | MergePolicy::Min, None, Value::Number(new)) => {
+            Ok(Value::Number(new))
+        }
+        (MergePolicy::Max, Some(Value::Number(old)), Value::Number(new)) => {
+            let is_new = compare(&new, &old) == Ordering::Greater;
+            Ok(Value::Number(if is_new { new } else { old }))
+        }
+        (MergePolicy::Min, Some(Value::Number(old)), Value::Number(new)) => {
+            let is_new = compare(&new, &old) == Ordering::Less;
+            Ok(Value::Number(if is_new { new } else { old }))
+        }
         (MergePolicy::Add, Some(Value::Number(old)), Value::Number(new)) => add(&old, &new),
         (MergePolicy::Append, None, Value::Array(new)) => Ok(Value::Array(new)),
         (MergePolicy::Append, Some(Value::Array(mut list)), Value::Array(new)) => {
@@ -122,7 +141,12 @@ pub fn merge(policy: MergePolicy, old: Option<Value>, new: Value) -> Result<Valu
         }
         (MergePolicy::Patch, old, Value::Object(new)) => Ok(patch(old.unwrap_or(Value::Null), new)),
         (
-            MergePolicy::Add | MergePolicy::Append | MergePolicy::Union | MergePolicy::Patch,
+            MergePolicy::Add
+            | MergePolicy::Append
+            | MergePolicy::Union
+            | MergePolicy::Patch
+            | MergePolicy::Max
+            | MergePolicy::Min,
             _,
             _,
         ) => Err(MergeError::Types {
@@ -147,6 +171,8 @@ fn type_of(value: &Value) -> &'static str {
 fn types_text(policy: MergePolicy, found: Option<&str>, sent: &str) -> String {
     let (name, wanted) = match policy {
         MergePolicy::Add => ("add", "a number"),
+        MergePolicy::Max => ("max", "a number"),
+        MergePolicy::Min => ("min", "a number"),
         MergePolicy::Append => ("append", "a list"),
         MergePolicy::Union => ("union", "a list"),
         MergePolicy::Patch => ("patch", "an object"),
@@ -183,6 +209,26 @@ fn add(old: &Number, new: &Number) -> Result<Value, MergeError> {
     sum.and_then(Number::from_f64)
         .map(Value::Number)
         .ok_or(MergeError::Overflow)
+}
+
+/// Compares numbers exactly, also an integer that no double holds with a fraction.
+fn compare(a: &Number, b: &Number) -> Ordering {
+    let float = |number: &Number| number.as_f64().unwrap_or_default();
+    match (integer(a), integer(b)) {
+        (Some(a), Some(b)) => a.cmp(&b),
+        (Some(a), None) => compare_with_float(a, float(b)),
+        (None, Some(b)) => compare_with_float(b, float(a)).reverse(),
+        (None, None) => float(a).partial_cmp(&float(b)).unwrap_or(Ordering::Equal),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the cast stops at the ends of its range, beyond which no integer of JSON is"
+)]
+fn compare_with_float(integer: i128, float: f64) -> Ordering {
+    let whole = integer.cmp(&(float.trunc() as i128));
+    whole.then(0.0.partial_cmp(&float.fract()).unwrap_or(Ordering::Equal))
 }
 
 fn integer(number: &Number) -> Option<i128> {

@@ -17,6 +17,8 @@
 //! `0.1`, `1.50`, `1e3`, `-0` and 2^64 - 1 pass; `0.10000000000000001`, `1e400` and 2^64 do not.
 //! `docs/formats/numbers-v1.json` has test vectors.
 
+use std::ops::Range;
+
 use serde_json::Value;
 
 use crate::digest::canonical_bytes;
@@ -148,33 +150,18 @@ fn write_canonical(value: &Value, bytes: &mut Vec<u8>) {
 /// If it is no number, or would not be kept as it is written.
 pub fn scan(text: &str, start: usize) -> Result<usize, NumberError> {
     let bytes = text.as_bytes();
-    let whole_from = start + usize::from(bytes[start] == b'-');
-    let whole_to = digits(bytes, whole_from)?;
-    if bytes[whole_from] == b'0' && whole_to - whole_from > 1 {
-        return Err(NumberError::Syntax {
-            offset: whole_from,
-            expected: "a number without leading zeros",
-        });
-    }
-    let mut end = whole_to;
-    let mut fraction = 0..0;
-    if bytes.get(end) == Some(&b'.') {
-        fraction = end + 1..digits(bytes, end + 1)?;
-        end = fraction.end;
-    }
-    let mut exponent = 0..0;
-    if let Some(b'e' | b'E') = bytes.get(end) {
-        let sign = usize::from(matches!(bytes.get(end + 1), Some(b'+' | b'-')));
-        exponent = end + 1 + sign..digits(bytes, end + 1 + sign)?;
-        end = exponent.end;
-    }
-
-    let is_exact = if end == whole_to {
+    let NumberToken {
+        whole,
+        fraction,
+        exponent,
+        end,
+    } = NumberToken::at(bytes, start)?;
+    let is_exact = if end == whole.end {
         is_exact_integer(&text[start..end])
     } else {
         is_exact_decimal(
             &text[start..end],
-            &bytes[whole_from..whole_to],
+            &bytes[whole],
             &bytes[fraction],
             &bytes[exponent],
         )
@@ -183,6 +170,55 @@ pub fn scan(text: &str, start: usize) -> Result<usize, NumberError> {
         Ok(end)
     } else {
         Err(NumberError::Inexact)
+    }
+}
+
+/// The end of the number at `start`, whether or not it is kept as it is written.
+///
+/// # Errors
+///
+/// If there is no number.
+pub fn scan_any(text: &str, start: usize) -> Result<usize, NumberError> {
+    Ok(NumberToken::at(text.as_bytes(), start)?.end)
+}
+
+/// The places of the digits of a number.
+struct NumberToken {
+    whole: Range<usize>,
+    fraction: Range<usize>,
+    exponent: Range<usize>,
+    end: usize,
+}
+
+impl NumberToken {
+    fn at(bytes: &[u8], start: usize) -> Result<Self, NumberError> {
+        let whole_from = start + usize::from(bytes[start] == b'-');
+        let whole_to = digits(bytes, whole_from)?;
+        if bytes[whole_from] == b'0' && whole_to - whole_from > 1 {
+            return Err(NumberError::Syntax {
+                offset: whole_from,
+                expected: "a number without leading zeros",
+            });
+        }
+        let mut end = whole_to;
+        let mut fraction = 0..0;
+        if bytes.get(end) == Some(&b'.') {
+            fraction = end + 1..digits(bytes, end + 1)?;
+            end = fraction.end;
+        }
+        let mut exponent = 0..0;
+        if let Some(b'e' | b'E') = bytes.get(end) {
+            let sign = usize::from(matches!(bytes.get(end + 1), Some(b'+' | b'-')));
+            exponent = end + 1 + sign..digits(bytes, end + 1 + sign)?;
+            end = exponent.end;
+        }
+
+        Ok(Self {
+            whole: whole_from..whole_to,
+            fraction,
+            exponent,
+            end,
+        })
     }
 }
 

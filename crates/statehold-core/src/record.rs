@@ -84,6 +84,7 @@ pub enum CommandName {
     PutState,
     Fork,
     Rewind,
+    RecordTurn,
 }
 
 /// One thing that happened.

@@ -91,6 +91,86 @@ impl StateKey {
     }
 }
 
+/// Beginning of session keys, for example `items/`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyPrefix(Arc<str>);
+
+/// Why a text is not the beginning of session keys.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KeyPrefixError {
+    /// Not the text of a key.
+    #[error(transparent)]
+    Key(#[from] StateKeyError),
+    /// It begins with the prefix of another scope.
+    #[error(
+        "lists and prefixes are of session keys; `app:`, `user:` and `temp:` keys are written one by one"
+    )]
+    OtherScope,
+    /// A list whose name does not end with a slash, or is so long that a number does not fit.
+    #[error(
+        "the name of a list ends with `/` and has at most {LIST_NAME_BYTES_MAX} bytes, as in `items/`"
+    )]
+    NotAList,
+}
+
+/// Longest name of a list, in bytes: the numbers of its keys have 20 digits.
+const LIST_NAME_BYTES_MAX: usize = STATE_KEY_BYTES_MAX - 20;
+
+impl KeyPrefix {
+    /// The name of a list: it ends with a slash, so that no name is the beginning of another one by accident.
+    ///
+    /// # Errors
+    ///
+    /// If the text begins no session key, or does not name a list.
+    pub fn of_list(text: &str) -> Result<Self, KeyPrefixError> {
+        let prefix: Self = text.parse()?;
+        if text.ends_with('/') && text.len() <= LIST_NAME_BYTES_MAX {
+            Ok(prefix)
+        } else {
+            Err(KeyPrefixError::NotAList)
+        }
+    }
+
+    /// The key of an element that the record `revision` adds to the list, the `index`th of this list. Revisions of
+    /// a session only grow, also in its forks and rewinds, so a key is never made twice, and keys sort in the
+    /// order in which elements were added.
+    pub fn element(&self, revision: u64, index: usize) -> StateKey {
+        StateKey(format!("{}{revision:016}{index:04}", self.0).into())
+    }
+
+    /// The smallest text that sorts behind every key with this prefix.
+    pub fn end(text: &str) -> String {
+        let mut end: Vec<char> = text.chars().collect();
+        while let Some(last) = end.pop() {
+            let next = match last {
+                '\u{d7ff}' => Some('\u{e000}'),
+                other => char::from_u32(other as u32 + 1),
+            };
+            if let Some(next) = next {
+                end.push(next);
+                return end.into_iter().collect();
+            }
+        }
+        // Longer than a key can be, of the last character.
+        "\u{10ffff}".repeat(STATE_KEY_BYTES_MAX / 4 + 1)
+    }
+}
+
+impl FromStr for KeyPrefix {
+    type Err = KeyPrefixError;
+
+    fn from_str(text: &str) -> Result<Self, KeyPrefixError> {
+        let key: StateKey = text.parse()?;
+        if key.scope() == Scope::Session {
+            Ok(Self(key.0))
+        } else {
+            Err(KeyPrefixError::OtherScope)
+        }
+    }
+}
+
+text_type!(KeyPrefix);
+
 impl FromStr for StateKey {
     type Err = StateKeyError;
 
@@ -140,6 +220,10 @@ pub enum MergePolicy {
     Union,
     /// Merges objects field by field, as in RFC 7396: null removes.
     Patch,
+    /// The larger number stays.
+    Max,
+    /// The smaller number stays.
+    Min,
 }
 
 #[cfg(test)]
@@ -156,6 +240,31 @@ mod tests {
         assert_eq!(scope("user:a:b"), Ok(Scope::User));
         assert_eq!(scope("__proto__"), Ok(Scope::Session));
         assert_eq!(scope("../x"), Ok(Scope::Session));
+    }
+
+    #[test]
+    fn elements_of_a_list_sort_as_they_were_added() {
+        let list = KeyPrefix::of_list("items/").expect("a list");
+        let keys = [(7, 0), (7, 1), (7, 10), (10, 0), (123_456, 3)];
+        let keys = keys.map(|(revision, index)| list.element(revision, index).to_string());
+        assert_eq!(keys[0], "items/00000000000000070000");
+        assert!(keys.is_sorted(), "{keys:?}");
+        let largest = list.element(crate::limits::EXACT_INTEGER_MAX, 9_999);
+        assert_eq!(largest.as_str().len(), "items/".len() + 20);
+        for bad in ["items", "user:items/", "App:x/", "", "a\0/"] {
+            assert!(KeyPrefix::of_list(bad).is_err(), "{bad}");
+        }
+        assert!(KeyPrefix::of_list(&format!("{}/", "x".repeat(492))).is_err());
+    }
+
+    #[test]
+    fn the_end_of_a_prefix_is_behind_all_of_its_keys() {
+        assert_eq!(KeyPrefix::end("items/"), "items0");
+        assert_eq!(KeyPrefix::end("a\u{d7ff}"), "a\u{e000}");
+        assert_eq!(KeyPrefix::end("a\u{10ffff}"), "b");
+        let last = "\u{10ffff}".repeat(128);
+        assert!(KeyPrefix::end(&last) > last);
+        assert!(KeyPrefix::end("") > last);
     }
 
     #[test]

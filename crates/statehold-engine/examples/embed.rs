@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use statehold_engine::api::request::WaitUntil;
+use statehold_engine::api::state::StateQuery;
 use statehold_engine::{
     Call, Caller, Engine, EngineOptions, OwnMemory, PageLimit, RequestHolds, SystemClock, api,
 };
@@ -76,7 +77,7 @@ async fn main() -> Result<(), AnyError> {
         &caller,
         session,
         None,
-        (None, PageLimit::entries(50)),
+        (&StateQuery::default(), PageLimit::entries(50)),
     )
     .await?;
     for (key, value) in read.state {

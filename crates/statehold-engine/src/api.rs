@@ -15,6 +15,7 @@ pub mod json;
 pub mod key;
 pub mod memory;
 pub mod operations;
+pub mod past;
 pub mod request;
 pub mod saved_agent;
 pub mod schema;

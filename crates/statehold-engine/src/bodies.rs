@@ -36,9 +36,29 @@ pub struct ItemBody {
     /// Of an input: a credential came with it. The credential itself stays in memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub had_credential: bool,
+    /// Of an event of a framework: its id and times. The event itself is `data`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event: Option<EventMark>,
     /// Of a message that came as parts with files: their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<PartBody>,
+}
+
+/// What the server notes about an event of a framework.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EventMark {
+    /// The id that its framework gave it.
+    pub id: String,
+    /// The time that its framework gave it, in seconds since 1970.
+    pub time: f64,
+    /// The latest time of the events of its session up to here.
+    pub last_update: f64,
+    /// The run of its framework that it belongs to.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub invocation: String,
+    /// Whether clients read all of it. A worker's event is the worker's: clients read its message only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_open: bool,
 }
 
 /// The place of a text or a file in a message that came as parts. Files are attachments of its item.

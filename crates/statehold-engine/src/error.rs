@@ -85,6 +85,12 @@ pub enum EngineError {
         /// The session with the name.
         session: SessionId,
     },
+    /// The session has another event with this id.
+    #[error("the session has another event with the id `{id}`; give each event an id of its own")]
+    EventTaken {
+        /// The id.
+        id: String,
+    },
     /// The caller's version of a shared key is stale.
     #[error("`{key}` is at version {found}, not {expected}")]
     VersionConflict {
@@ -192,6 +198,16 @@ pub enum EngineError {
          again, it may have been restored from a backup"
     )]
     FeedAhead {
+        /// The newest revision.
+        current: u64,
+    },
+    /// A read of the past named a revision that the session does not have.
+    #[error("`{name}` is a revision of the session: {first} to {current}")]
+    UnknownRevision {
+        /// The parameter.
+        name: &'static str,
+        /// The first revision that it may be.
+        first: u64,
         /// The newest revision.
         current: u64,
     },

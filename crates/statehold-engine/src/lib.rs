@@ -64,8 +64,8 @@ pub use read::{ItemPage, Page, RequestDetail, RequestHolds, StoredRequest};
 pub use shares::{PendingShare, PoolFull, Share, Shares};
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,
-    PageLimit, Problem as CheckProblem, ProblemKind, ResumeAddress, SessionSummary, SharedValue,
-    StateValue, StoredItem, StoredRecord,
+    PageLimit, Problem as CheckProblem, ProblemKind, ResumeAddress, SessionOrder, SessionPlace,
+    SessionSummary, SharedValue, StateValue, StoredItem, StoredRecord,
 };
 pub use swap::Swap;
 pub use users::NewUser;

@@ -14,7 +14,8 @@ use statehold_core::task::{Task, TaskStatus};
 use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 use statehold_store::{
-    ItemQuery, PageLimit, SessionQuery, SessionSummary, StoreError, StoredItem, StoredRecord,
+    ItemQuery, PageLimit, SessionPlace, SessionQuery, SessionSummary, StoreError, StoredItem,
+    StoredRecord,
 };
 
 use crate::api::session::{SessionListInput, parse_labels};
@@ -210,19 +211,19 @@ impl RequestDetail {
 }
 
 impl Engine {
-    /// A page of sessions, newest first.
+    /// A page of sessions, in the order of the filter.
     ///
     /// # Errors
     ///
-    /// If the caller may not list sessions.
+    /// If the caller may not list sessions, or the filter has a name and no app.
     pub(crate) async fn sessions(
         &self,
         caller: &Caller,
         filter: &SessionListInput,
         user: Option<UserId>,
-        after: Option<u64>,
+        after: Option<SessionPlace>,
         limit: usize,
-    ) -> Result<Page<SessionSummary>, EngineError> {
+    ) -> Result<Page<SessionSummary, SessionPlace>, EngineError> {
         require_lister(caller)?;
         let sees_all = caller.reads_all();
         let user = match (caller.user, user) {
@@ -232,6 +233,14 @@ impl Engine {
             (Some(bound), None) if !sees_all => Some(bound),
             (_, asked) => asked,
         };
+        if let Some(name) = &filter.name {
+            let entries = self.session_named(caller, filter, user, name).await?;
+            let entries = entries.into_iter().collect();
+            return Ok(Page {
+                entries,
+                next: None,
+            });
+        }
         let mut entries = Vec::new();
         let (mut after, mut seen, mut bytes) = (after, 0, 0);
         loop {
@@ -239,6 +248,7 @@ impl Engine {
                 tenant: caller.tenant.clone(),
                 app: filter.app.clone(),
                 user,
+                order: filter.order,
                 after,
                 limit: SCAN_STEP,
             };
@@ -246,7 +256,7 @@ impl Engine {
             let is_last = rows.len() < SCAN_STEP;
             seen += rows.len();
             for row in rows {
-                after = Some(row.place);
+                after = Some(row.list_place());
                 if is_own(caller, &row) && filter.fits(&row) {
                     bytes += row.labels.as_ref().map_or(0, String::len) as u64;
                     entries.push(row);
@@ -263,6 +273,24 @@ impl Engine {
                 return Ok(Page { entries, next });
             }
         }
+    }
+
+    /// The session with a name that the filter lets through. A name is unique within an app and a user.
+    async fn session_named(
+        &self,
+        caller: &Caller,
+        filter: &SessionListInput,
+        user: Option<UserId>,
+        name: &str,
+    ) -> Result<Option<SessionSummary>, EngineError> {
+        let app = filter.app.clone().ok_or_else(|| {
+            EngineError::invalid("app", "a name is unique within an app: give `app` too")
+        })?;
+        let user = user.or(caller.user).ok_or(EngineError::UserNeeded)?;
+        let (store, tenant) = (&self.inner().store, caller.tenant.clone());
+        let found = store.session_named(tenant, app, user, name.to_owned());
+        let found = found.await?;
+        Ok(found.filter(|row| is_own(caller, row) && filter.fits(row)))
     }
 
     /// A page of the items that a view shows, newest first, before item `before`.

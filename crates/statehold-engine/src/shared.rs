@@ -6,10 +6,10 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use statehold_core::command::{Command, Rejection};
+use statehold_core::command::{Command, Rejection, StatePatch};
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, UserId};
 use statehold_core::name::Name;
-use statehold_core::scope::{Scope, StateKey};
+use statehold_core::scope::Scope;
 use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
 use statehold_store::{
@@ -18,6 +18,7 @@ use statehold_store::{
 use uuid::Uuid;
 
 use crate::api::session::{SessionInput, create_command};
+use crate::api::state::StateQuery;
 use crate::caller::{Caller, Role};
 use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::idempotency::digest;
@@ -51,7 +52,7 @@ impl Engine {
         caller: &Caller,
         app: &Name,
         user: Option<UserId>,
-        (after, limit): (Option<StateKey>, PageLimit),
+        (query, limit): (&StateQuery, PageLimit),
     ) -> Result<(StatePage<SharedValue>, u64), EngineError> {
         if let Some(user) = user {
             // Workers read a user's values only through the sessions that they work in.
@@ -64,7 +65,17 @@ impl Engine {
             app: app.clone(),
             user,
         };
-        let page = self.inner().store.shared(owner, after, limit).await?;
+        let mut values = PageInParts::new(limit);
+        for (_, range) in &query.ranges {
+            let part = self
+                .inner()
+                .store
+                .shared(owner.clone(), range.clone(), values.left);
+            if !values.add(part.await)? {
+                break;
+            }
+        }
+        let page = values.page;
         let (_, keeper) = self.find_keeper(&caller.tenant, app, user).await?;
         Ok((page, keeper.map_or(0, |keeper| keeper.revision)))
     }
@@ -127,7 +138,12 @@ impl Engine {
             authority: Authority::Server,
             ..write.clone()
         };
-        let command = create_command(owner, &SessionInput::default(), &mut creation.payloads)?;
+        let command = create_command(
+            owner,
+            &SessionInput::default(),
+            StatePatch::default(),
+            &mut creation.payloads,
+        )?;
         match creation.commit_unseen(&command).await {
             Ok(_) | Err(EngineError::Rejected(Rejection::SessionExists)) => Ok(()),
             Err(error) => Err(error),
@@ -144,45 +160,24 @@ impl Engine {
         &self,
         caller: &Caller,
         session: SessionId,
-        (after, limit): (Option<StateKey>, PageLimit),
+        (query, limit): (&StateQuery, PageLimit),
     ) -> Result<(StatePage<StateValue>, u64), EngineError> {
         let summary = self.session(caller, session).await?;
         let store = &self.inner().store;
-        let mut page = StatePage::default();
-        let mut left = limit;
-        let begin = after.as_ref().map(StateKey::scope);
-        for scope in [Scope::App, Scope::User, Scope::Session] {
-            if Some(scope) < begin {
-                continue;
-            }
-            let after = after.clone().filter(|key| key.scope() == scope);
-            let next = if scope == Scope::Session {
-                store.state(session, after, left).await
+        let mut values = PageInParts::new(limit);
+        for (scope, range) in &query.ranges {
+            let part = if *scope == Scope::Session {
+                store.state(session, range.clone(), values.left).await
             } else {
-                let owner = SharedOwner::of(&summary.owner, scope);
-                let shared = store.shared(owner, after, left).await;
+                let owner = SharedOwner::of(&summary.owner, *scope);
+                let shared = store.shared(owner, range.clone(), values.left).await;
                 shared.map(|page| page.map(StateValue::from))
             };
-            let next = match next {
-                Err(StoreError::PageTooSmall { .. }) if !page.values.is_empty() => {
-                    page.has_more = true;
-                    break;
-                }
-                next => next?,
-            };
-            left.entries -= next.values.len();
-            let read = next
-                .values
-                .iter()
-                .map(|(key, value)| key.as_str().len() + value.value.len());
-            left.bytes = left.bytes.saturating_sub(read.sum::<usize>() as u64);
-            page.values.extend(next.values);
-            page.has_more = next.has_more;
-            if page.has_more {
+            if !values.add(part)? {
                 break;
             }
         }
-        Ok((page, summary.revision))
+        Ok((values.page, summary.revision))
     }
 
     /// The root of a live request that the caller works on.
@@ -212,6 +207,57 @@ impl Engine {
             }
         }
         Ok(state.root_of(request))
+    }
+}
+
+/// A page of values that is read in several parts.
+struct PageInParts<V> {
+    page: StatePage<V>,
+    /// The room for the next part.
+    left: PageLimit,
+}
+
+impl<V: StateBytes> PageInParts<V> {
+    fn new(limit: PageLimit) -> Self {
+        Self {
+            page: StatePage::default(),
+            left: limit,
+        }
+    }
+
+    /// Adds a part, and tells whether another one may follow.
+    fn add(&mut self, part: Result<StatePage<V>, StoreError>) -> Result<bool, StoreError> {
+        let part = match part {
+            Err(StoreError::PageTooSmall { .. }) if !self.page.values.is_empty() => {
+                self.page.has_more = true;
+                return Ok(false);
+            }
+            part => part?,
+        };
+        self.left.entries -= part.values.len();
+        let values = part.values.iter();
+        let read = values.map(|(key, value)| key.as_str().len() + value.bytes());
+        self.left.bytes = self.left.bytes.saturating_sub(read.sum::<usize>() as u64);
+        self.page.values.extend(part.values);
+        self.page.has_more = part.has_more;
+        Ok(!part.has_more)
+    }
+}
+
+/// A value of state, by its length.
+trait StateBytes {
+    fn bytes(&self) -> usize;
+}
+
+impl StateBytes for StateValue {
+    fn bytes(&self) -> usize {
+        self.value.len()
+    }
+}
+
+impl StateBytes for SharedValue {
+    fn bytes(&self) -> usize {
+        self.value.len()
     }
 }
 

@@ -105,7 +105,7 @@ pub async fn fork(
     origin: SessionId,
 ) -> Result<SessionId, EngineError> {
     let at = engine.durable_state(origin).await?.revision;
-    crate::api::session::fork(engine, caller, origin, at).await
+    crate::api::session::fork_to_start(engine, caller, origin, at).await
 }
 
 /// The open tasks of an agent in a session, oldest first.

@@ -308,7 +308,8 @@ impl ChatCall {
         let new = self.creation(new)?;
         let is_hosted = is_hosted(app, agent);
         let opened = turn::open_turn_in_new_session(&app.engine, &app.deliveries, new, input);
-        let opened = Self::note_session(opened.await, self.asked.key_text().is_some(), known)?;
+        let opened = Box::pin(opened).await;
+        let opened = Self::note_session(opened, self.asked.key_text().is_some(), known)?;
         self.require_declared(app, agent, opened, is_hosted).await
     }
 

@@ -14,7 +14,7 @@ use crate::openai::errors::ErrorOut;
 use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_engine::api::schema::{
-    HoldOrderWord, HoldStatusFilter, TaskViewWord, UntilWord, ViewWord,
+    HoldOrderWord, HoldStatusFilter, SessionOrderWord, TaskViewWord, UntilWord, ViewWord,
 };
 use statehold_engine::api::session::{MessagePage, TracePage};
 
@@ -48,7 +48,8 @@ pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
     security(("bearer" = []), ("api_key" = []), ()),
     components(schemas(
         Problem, ErrorOut, SessionId, TaskId, RequestId, HoldId, KeyId, Name,
-        HoldOrderWord, HoldStatusFilter, TaskViewWord, UntilWord, ViewWord, MessagePage, TracePage
+        HoldOrderWord, HoldStatusFilter, SessionOrderWord, TaskViewWord, UntilWord, ViewWord, MessagePage,
+        TracePage
     )),
     modifiers(&KeySchemes)
 )]

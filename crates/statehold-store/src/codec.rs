@@ -4,7 +4,7 @@
 //! helps. The
 //! payloads of a record are kept together, in the order the record names them, each behind a codec
 //! byte, a seal byte and its stored length, so that one payload can be erased without touching the
-//! others. See `docs/formats/store-v3.md`.
+//! others. See `docs/formats/store-v4.md`.
 
 use std::cell::RefCell;
 

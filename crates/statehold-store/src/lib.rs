@@ -21,8 +21,9 @@ pub use commit::{Answer, BodyMismatch, CHAT_REQUESTS_MAX, Commit, MergedValue};
 pub use port::{
     AddressChange, ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageCounts, DamageLog,
     Due, DueKind, DuePage, DuePlace, FORK_LEVELS_MAX, HoldChange, HoldChangeKind, HoldOrder,
-    HoldPlace, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
-    PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StatePage, StateValue, Store, StoreError, StoredExchange, StoredItem,
-    StoredRecord, TenantCommit, record_bytes,
+    HoldPlace, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage,
+    MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress,
+    SessionOrder, SessionPlace, SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage,
+    StateValue, Store, StoreError, StoredExchange, StoredItem, StoredRecord, TenantCommit,
+    record_bytes,
 };

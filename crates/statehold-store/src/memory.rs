@@ -34,10 +34,10 @@ use crate::commit::{Answer, CHAT_REQUESTS_MAX, Commit, SharedWrite, chat_request
 use crate::keys::KnownKeys;
 use crate::port::{
     ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageLog, Due, DuePage, DuePlace,
-    FORK_LEVELS_MAX, HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork,
-    MemoryPage, MemoryQuery, PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary,
-    SharedOwner, SharedValue, StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord,
-    TenantCommit, impl_store,
+    FORK_LEVELS_MAX, HoldChange, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep,
+    LiveWork, MemoryPage, MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue,
+    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
 };
 
 /// A store in memory.
@@ -428,6 +428,11 @@ impl_store! {
             tables.sessions.get(&session)?.state_value(&key);
         fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>> =
             tables.sessions.get(&session)?.value_at(&key, revision);
+        fn past_values(session: SessionId, places: Vec<(StateKey, u64)>, bytes_max: u64)
+            -> Vec<Option<PastValue>> = {
+            let values = |kept: &Session| kept.past_values(&places, bytes_max);
+            tables.of(session, values).unwrap_or_else(|| vec![None; places.len()])
+        };
         fn task_state(task: TaskId) -> Option<Vec<u8>> =
             tables.sessions.get(tables.session_of_task.get(&task)?)?.task_state(task);
         fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue> =
@@ -552,26 +557,47 @@ impl_store! {
         self.page_of(session, |kept| kept.transcript(before, limit))
     }
 
+    async fn items_at(
+        &self,
+        session: SessionId,
+        query: PastItemQuery,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+        self.page_of(session, |kept| kept.items_at(query))
+    }
+
     async fn state(
         &self,
         session: SessionId,
-        after: Option<StateKey>,
+        range: KeyRange,
         limit: PageLimit,
     ) -> Result<StatePage<StateValue>, StoreError> {
         self.page_of(session, |kept| {
             let values = history::values(&kept.log);
-            listing::page_of_keys(values, after.as_ref(), limit, |value| value.value.len())
+            listing::page_of_keys(values, &range, limit, |value| value.value.len())
+        })
+    }
+
+    async fn past_state(
+        &self,
+        session: SessionId,
+        query: PastStateQuery,
+    ) -> Result<StatePage<StateValue>, StoreError> {
+        self.page_of(session, |kept| {
+            let values = kept.values_at(query.revision);
+            let length = |value: &StateValue| value.value.len();
+            let range = KeyRange::default().after(query.after.as_ref());
+            listing::page_of_keys(values, &range, query.limit, length)
         })
     }
 
     async fn shared(
         &self,
         owner: SharedOwner,
-        after: Option<StateKey>,
+        range: KeyRange,
         limit: PageLimit,
     ) -> Result<StatePage<SharedValue>, StoreError> {
         let values = self.lock()?.shared_of(&owner);
-        listing::page_of_keys(values, after.as_ref(), limit, |value| value.value.len())
+        listing::page_of_keys(values, &range, limit, |value| value.value.len())
     }
 
     async fn verify(

@@ -3,6 +3,7 @@
 mod damage;
 mod due;
 mod holds;
+mod sessions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -20,10 +21,11 @@ use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
 use statehold_core::request::{LiveRequest, RequestOutcome};
 use statehold_core::root::SignedHead;
-use statehold_core::scope::{Scope, StateKey};
-use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive};
+use statehold_core::scope::{KeyPrefix, Scope, StateKey};
+use statehold_core::session::{Owner, SessionState};
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
+use statehold_core::view::View;
 
 pub use damage::{DamageCounts, DamageLog};
 pub use due::{Due, DueKind, DuePage, DuePlace};
@@ -31,6 +33,7 @@ pub use holds::{
     CallResult, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary,
     LineageStep,
 };
+pub use sessions::{SessionOrder, SessionPlace, SessionQuery, SessionSummary};
 
 use crate::check::CheckReport;
 use crate::commit::{Answer, Commit};
@@ -263,6 +266,15 @@ pub trait Store: Send + Sync + 'static {
         limit: PageLimit,
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError>;
 
+    /// A page of the items that a session had at an earlier revision, newest first, and the `seq` before which the
+    /// next page begins. Items that a later rewind removed are there. None beyond the head. A page looks at a
+    /// bounded number of records, so it may be short.
+    async fn items_at(
+        &self,
+        session: SessionId,
+        query: PastItemQuery,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError>;
+
     /// A page of a memory, newest exchange first. The cost does not depend on the exchanges of other paths,
     /// nor on what came before.
     async fn memory(
@@ -271,11 +283,11 @@ pub trait Store: Send + Sync + 'static {
         query: MemoryQuery,
     ) -> Result<MemoryPage, StoreError>;
 
-    /// A page of the session keys after `after` with their values, by key.
+    /// A page of the session keys in a range with their values, by key.
     async fn state(
         &self,
         session: SessionId,
-        after: Option<StateKey>,
+        range: KeyRange,
         limit: PageLimit,
     ) -> Result<StatePage<StateValue>, StoreError>;
 
@@ -294,14 +306,31 @@ pub trait Store: Send + Sync + 'static {
         revision: u64,
     ) -> Result<Option<Vec<u8>>, StoreError>;
 
+    /// A page of the session keys with the values that they had at an earlier revision, by key. Erased values are
+    /// left out. Nothing at revision 0 and beyond the head.
+    async fn past_state(
+        &self,
+        session: SessionId,
+        query: PastStateQuery,
+    ) -> Result<StatePage<StateValue>, StoreError>;
+
+    /// The values that session keys had at the revisions that wrote them, in the same order. A value of more than
+    /// `bytes_max` bytes is not read, only its length. None where the key had no value.
+    async fn past_values(
+        &self,
+        session: SessionId,
+        places: Vec<(StateKey, u64)>,
+        bytes_max: u64,
+    ) -> Result<Vec<Option<PastValue>>, StoreError>;
+
     /// The private state of a task.
     async fn task_state(&self, task: TaskId) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// A page of the shared keys of an app or a user after `after`, by key.
+    /// A page of the shared keys of an app or a user in a range, by key.
     async fn shared(
         &self,
         owner: SharedOwner,
-        after: Option<StateKey>,
+        range: KeyRange,
         limit: PageLimit,
     ) -> Result<StatePage<SharedValue>, StoreError>;
 
@@ -462,7 +491,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> Result<Option<SessionSummary>, StoreError>;
 
     /// A page of sessions, newest first, without deleted sessions and sessions that only carry
-    /// shared state.
+    /// shared state. By creation, the next page misses none and repeats none. By change, a session that changed
+    /// in between stands before the first page again, and the next page misses none of the others.
     async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError>;
 
     /// A page of open holds. The sort keys of a hold never change while it is open, so the next
@@ -630,12 +660,91 @@ impl PageRoom {
     }
 }
 
+/// Which keys of a table of state a page takes, and from which end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyRange {
+    /// The smallest text of the range.
+    begin: String,
+    /// The smallest text behind it.
+    end: String,
+    reverse: bool,
+}
+
+impl Default for KeyRange {
+    fn default() -> Self {
+        Self::of_prefix("")
+    }
+}
+
+impl KeyRange {
+    /// The keys that begin with a text.
+    pub fn of_prefix(prefix: &str) -> Self {
+        Self {
+            begin: prefix.to_owned(),
+            end: KeyPrefix::end(prefix),
+            reverse: false,
+        }
+    }
+
+    /// One key.
+    pub fn only(key: &StateKey) -> Self {
+        Self {
+            begin: key.as_str().to_owned(),
+            end: behind(key),
+            reverse: false,
+        }
+    }
+
+    /// Whether no key can be in the range.
+    pub fn is_empty(&self) -> bool {
+        self.begin >= self.end
+    }
+
+    pub(crate) fn bounds(&self) -> (&str, &str) {
+        (&self.begin, &self.end)
+    }
+
+    pub(crate) fn is_reverse(&self) -> bool {
+        self.reverse
+    }
+
+    /// The range read from its last key on.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        Self {
+            reverse: true,
+            ..self
+        }
+    }
+
+    /// The part of the range that is read after a key.
+    #[must_use]
+    pub fn after(self, key: Option<&StateKey>) -> Self {
+        match key {
+            None => self,
+            Some(key) if self.reverse => Self {
+                end: self.end.min(key.as_str().to_owned()),
+                ..self
+            },
+            Some(key) => Self {
+                begin: self.begin.max(behind(key)),
+                ..self
+            },
+        }
+    }
+}
+
+/// The smallest text that sorts behind a key. Keys have no control characters, so no key is between the two.
+fn behind(key: &StateKey) -> String {
+    format!("{key}\0")
+}
+
 /// A page of state keys with their values. The lengths of the keys count too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatePage<V> {
     /// The values.
     pub values: BTreeMap<StateKey, V>,
-    /// Whether there are keys after the last one.
+    /// Whether the range has more keys behind those of the page.
     pub has_more: bool,
 }
 
@@ -691,6 +800,39 @@ pub struct ItemQuery {
     pub before: Option<u64>,
     /// The maximum size of the page.
     pub limit: PageLimit,
+}
+
+/// Which items of an earlier revision to read.
+#[derive(Debug, Clone, Copy)]
+pub struct PastItemQuery {
+    /// The revision.
+    pub revision: u64,
+    /// Only items that this view shows.
+    pub view: View,
+    /// Only items before this `seq`.
+    pub before: Option<u64>,
+    /// The maximum size of the page.
+    pub limit: PageLimit,
+}
+
+/// Which session keys of an earlier revision to read.
+#[derive(Debug, Clone)]
+pub struct PastStateQuery {
+    /// The revision.
+    pub revision: u64,
+    /// Only keys after this one.
+    pub after: Option<StateKey>,
+    /// The maximum size of the page.
+    pub limit: PageLimit,
+}
+
+/// An earlier value of a session key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PastValue {
+    /// The length of the value.
+    pub bytes: u64,
+    /// JSON. None if it was erased, or is longer than the reader allows.
+    pub value: Option<Vec<u8>>,
 }
 
 /// An item with its content.
@@ -822,50 +964,6 @@ impl From<SharedValue> for StateValue {
         let (value, version) = (shared.value, shared.version);
         Self { value, version }
     }
-}
-
-/// Which sessions to list.
-#[derive(Debug, Clone)]
-pub struct SessionQuery {
-    /// The isolation wall.
-    pub tenant: Name,
-    /// Only sessions of this app.
-    pub app: Option<Name>,
-    /// Only sessions of this user.
-    pub user: Option<UserId>,
-    /// Continue after this place of the previous page.
-    pub after: Option<u64>,
-    /// The maximum size of the page.
-    pub limit: usize,
-}
-
-/// A session in a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionSummary {
-    /// Its place in the list, for the next page.
-    pub place: u64,
-    /// The id.
-    pub id: SessionId,
-    /// Whose it is.
-    pub owner: Owner,
-    /// The name the client gave it.
-    pub name: Option<String>,
-    /// The labels the client gave it, as JSON.
-    pub labels: Option<String>,
-    /// The status of the session.
-    pub status: SessionStatus,
-    /// Whether its payloads were removed for good.
-    pub deleted: bool,
-    /// How long it lives.
-    pub ttl: Option<TimeToLive>,
-    /// When that ends.
-    pub expires_at: Option<Timestamp>,
-    /// Its revision.
-    pub revision: u64,
-    /// When it began.
-    pub created_at: Timestamp,
-    /// When it last changed.
-    pub updated_at: Timestamp,
 }
 
 /// A commit in the order of arrival.

@@ -15,6 +15,7 @@ mod holds;
 mod hot;
 mod log;
 mod memory;
+mod past;
 mod read;
 mod readers;
 mod recent;
@@ -24,6 +25,7 @@ mod sql;
 mod sums;
 mod tail;
 mod tenant;
+mod updates;
 mod verify;
 mod wal;
 mod write;
@@ -51,9 +53,10 @@ use crate::commit::{Answer, Commit};
 use crate::keys::{KnownKeys, create_private, sync_directory};
 use crate::port::{
     ApiKey, ChangedHead, Committed, DamageLog, Due, DuePage, DuePlace, HoldChange, HoldQuery,
-    HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
-    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
+    HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
+    PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store, StoreError, StoredItem,
+    StoredRecord, TenantCommit, impl_store,
 };
 use erase::ErasedRows;
 use fork::ForkPlaces;
@@ -365,15 +368,19 @@ impl_store! {
 
         fn chain(session: SessionId, after: u64, limit: PageLimit) of session -> Vec<Record> =
             log::chain(conn, session, after, limit);
-        fn state(session: SessionId, after: Option<StateKey>, limit: PageLimit) of session
-            -> StatePage<StateValue> = read::state(conn, session, after.as_ref(), limit);
+        fn state(session: SessionId, range: KeyRange, limit: PageLimit) of session
+            -> StatePage<StateValue> = read::state(conn, session, &range, limit);
         fn state_value(session: SessionId, key: StateKey) of session -> Option<StateValue> =
             read::state_value(conn, session, &key);
         fn state_at(session: SessionId, key: StateKey, revision: u64) of session -> Option<Vec<u8>> =
             read::state_at(conn, session, &key, revision);
+        fn past_state(session: SessionId, query: PastStateQuery) of session -> StatePage<StateValue> =
+            past::state(conn, session, &query);
+        fn past_values(session: SessionId, places: Vec<(StateKey, u64)>, bytes_max: u64) of session
+            -> Vec<Option<PastValue>> = past::values(conn, session, &places, bytes_max);
         fn task_state(task: TaskId) -> Option<Vec<u8>> = read::task_state(conn, task);
-        fn shared(owner: SharedOwner, after: Option<StateKey>, limit: PageLimit)
-            -> StatePage<SharedValue> = read::shared(conn, &owner, after.as_ref(), limit);
+        fn shared(owner: SharedOwner, range: KeyRange, limit: PageLimit)
+            -> StatePage<SharedValue> = read::shared(conn, &owner, &range, limit);
         fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue> =
             read::shared_value(conn, &owner, &key);
 
@@ -522,6 +529,17 @@ impl_store! {
         }
         self.walk(session, before.is_none(), move |rows| {
             history::transcript(rows, session, before, limit)
+        })
+        .await
+    }
+
+    async fn items_at(
+        &self,
+        session: SessionId,
+        query: PastItemQuery,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+        self.walk(session, false, move |rows| {
+            history::items_at(rows, session, query)
         })
         .await
     }

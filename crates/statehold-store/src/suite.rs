@@ -157,6 +157,7 @@ promises! {
     state {
         session_values_have_the_revision_that_wrote_them,
         removed_values_are_gone,
+        ranges_of_keys_are_read_from_both_ends,
         earlier_values_are_found_at_every_revision,
         a_rewind_restores_values,
         a_restored_value_may_be_restored_again,
@@ -196,6 +197,11 @@ promises! {
         sessions_are_listed_newest_first_in_pages,
         sessions_are_listed_by_tenant_and_owner,
         a_listed_session_says_what_it_is,
+        sessions_are_listed_by_their_last_change_in_pages,
+        a_session_that_changes_between_pages_moves_to_the_first,
+        forks_rewinds_and_ends_count_as_changes,
+        the_order_of_changes_stays_right_over_many_commits,
+        many_sessions_are_in_the_order_of_their_changes,
     }
     inbox {
         open_holds_are_listed_in_every_order_in_pages,

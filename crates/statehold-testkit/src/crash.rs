@@ -21,7 +21,7 @@ use statehold_core::scope::Scope;
 use statehold_model::fixtures;
 use statehold_store::keys::{KeyFile, KeyOwner, PayloadKeys as _};
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
-use statehold_store::{PageLimit, SharedOwner, Store};
+use statehold_store::{KeyRange, PageLimit, SharedOwner, Store};
 
 use crate::workload::{Client, ClientKeys, Random, session_id};
 
@@ -374,7 +374,9 @@ async fn find_all(store: &SqliteStore) -> Result<Found> {
         }
     }
     let owner = SharedOwner::of(&fixtures::owner(), Scope::App);
-    let shared = store.shared(owner, None, PageLimit::entries(1)).await?;
+    let shared = store
+        .shared(owner, KeyRange::default(), PageLimit::entries(1))
+        .await?;
     let count = shared
         .values
         .values()

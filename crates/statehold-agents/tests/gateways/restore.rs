@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use statehold_agents::spec::ChatMemory;
 use statehold_engine::PageLimit;
 use statehold_engine::Schema;
+use statehold_engine::api::state::StateQuery;
 use statehold_fakes::chat::{streamed, streamed_with};
 use statehold_fakes::conversations::Conversations;
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, locked};
@@ -105,7 +106,11 @@ async fn state_comes_back_byte_for_byte_and_its_names_mean_nothing() -> Outcome 
     // No part of the agent's state became session state.
     let values = rig
         .engine
-        .state(&rig.local, session, (None, PageLimit::entries(100)))
+        .state(
+            &rig.local,
+            session,
+            (&StateQuery::default(), PageLimit::entries(100)),
+        )
         .await?
         .0
         .values;

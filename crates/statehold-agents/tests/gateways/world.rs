@@ -13,6 +13,7 @@ use statehold_core::item::ItemKind;
 use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
+use statehold_engine::api::state::StateQuery;
 use statehold_engine::bodies::{ItemBody, parse};
 use statehold_engine::{HoldDetail, PageLimit, RequestDetail, testing};
 use statehold_fakes::FakeService;
@@ -143,7 +144,11 @@ impl Rig {
     pub(crate) async fn value(&self, session: SessionId, key: &str) -> Option<Value> {
         let values = self
             .engine
-            .state(&self.local, session, (None, PageLimit::entries(100)))
+            .state(
+                &self.local,
+                session,
+                (&StateQuery::default(), PageLimit::entries(100)),
+            )
             .await;
         let values = values.expect("state").0.values;
         let value = values.get(key)?;

@@ -18,9 +18,10 @@ use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
     Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, DuePage, DuePlace,
-    HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
-    PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    HoldChange, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage,
+    MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
+    StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::oneshot;
 
@@ -140,12 +141,15 @@ store_of_disk! {
     fn chain(session: SessionId, after: u64, limit: PageLimit) -> Vec<Record>;
     fn items(session: SessionId, query: ItemQuery) -> (Vec<StoredItem>, Option<u64>);
     fn transcript(session: SessionId, before: Option<u64>, limit: PageLimit) -> (Vec<StoredItem>, Option<u64>);
+    fn items_at(session: SessionId, query: PastItemQuery) -> (Vec<StoredItem>, Option<u64>);
     fn memory(session: SessionId, query: MemoryQuery) -> MemoryPage;
-    fn state(session: SessionId, after: Option<StateKey>, limit: PageLimit) -> StatePage<StateValue>;
+    fn state(session: SessionId, range: KeyRange, limit: PageLimit) -> StatePage<StateValue>;
     fn state_value(session: SessionId, key: StateKey) -> Option<StateValue>;
+    fn past_state(session: SessionId, query: PastStateQuery) -> StatePage<StateValue>;
+    fn past_values(session: SessionId, places: Vec<(StateKey, u64)>, bytes_max: u64) -> Vec<Option<PastValue>>;
     fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>>;
     fn task_state(task: TaskId) -> Option<Vec<u8>>;
-    fn shared(owner: SharedOwner, after: Option<StateKey>, limit: PageLimit) -> StatePage<SharedValue>;
+    fn shared(owner: SharedOwner, range: KeyRange, limit: PageLimit) -> StatePage<SharedValue>;
     fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue>;
     fn ended_request(id: RequestId) -> Option<EndedRequest>;
     fn closed_task(id: TaskId) -> Option<ClosedTask>;

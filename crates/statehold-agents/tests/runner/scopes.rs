@@ -8,6 +8,7 @@ use statehold_agents::runner::{CommitPhase, StepKind};
 use statehold_agents::spec::{AgentBook, AgentKind, AgentSpec, LlmSpec, StateAccess};
 use statehold_core::ids::SessionId;
 use statehold_core::scope::{Scope, StateKey};
+use statehold_engine::api::state::StateQuery;
 use statehold_engine::policy::Policies;
 use statehold_engine::{PageLimit, api};
 use statehold_fakes::chat::{ScriptedModel, calls, text};
@@ -60,7 +61,7 @@ async fn write(rig: &Rig, session: SessionId, set: Value) {
 }
 
 async fn value(rig: &Rig, session: SessionId, key: &str) -> Option<Value> {
-    let page = (None, PageLimit::entries(100));
+    let page = (&StateQuery::default(), PageLimit::entries(100));
     let state = rig.engine.state(&rig.local, session, page).await;
     let values = state.expect("state").0.values;
     let value = values.get(key)?;

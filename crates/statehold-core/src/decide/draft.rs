@@ -306,6 +306,11 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// The revision that the record will have.
+    pub(super) fn seq(&self) -> u64 {
+        self.seq
+    }
+
     /// Completes the record.
     pub(super) fn finish(mut self, command: CommandName) -> Result<Record, Rejection> {
         self.settle();

@@ -85,6 +85,32 @@ impl Batch {
         Ok(self.items[first..].iter().map(|item| item.id).collect())
     }
 
+    /// Adds the items of a turn that ran outside of the server: messages and notes, no tool calls.
+    pub(super) fn push_recorded(
+        &mut self,
+        draft: &mut Draft<'_>,
+        items: &[NewItem],
+    ) -> Result<(), Rejection> {
+        require_limit("items in one call", items.len(), limits::COMMAND_ITEMS_MAX)?;
+        if items.is_empty() {
+            return Err(Rejection::ItemMalformed("a recorded turn has an item"));
+        }
+        for item in items {
+            let is_known = match (item.kind, item.role, item.call) {
+                (ItemKind::Message, Some(Role::User | Role::Assistant), None) => true,
+                (ItemKind::Note, None, None) => item.visibility == Visibility::Hidden,
+                _ => false,
+            };
+            if !is_known {
+                return Err(Rejection::ItemMalformed(
+                    "a recorded turn has messages of the user and the assistant, and hidden notes",
+                ));
+            }
+            self.push(draft, item)?;
+        }
+        Ok(())
+    }
+
     /// Writes the batch.
     pub(super) fn write(self, draft: &mut Draft<'_>) {
         let Some(task) = draft

@@ -5,16 +5,17 @@ use std::collections::BTreeSet;
 use super::draft::{Draft, require_limit};
 use super::history::Batch;
 use super::{hold, state};
-use crate::command::{Fenced, Output, Rejection, StartRequest, StatePatch};
+use crate::command::{Fenced, Output, RecordTurn, Rejection, StartRequest, StatePatch};
 use crate::digest::BodyRef;
 use crate::ids::{RequestId, TaskId};
 use crate::item::NewItem;
 use crate::limits;
 use crate::memory::AgentPath;
 use crate::mutant::{self, Mutant};
+use crate::name::Name;
 use crate::record::Event;
 use crate::request::{Continuation, FENCE_RAISE, LiveStatus, RequestOutcome};
-use crate::task::{ParentLink, TaskStatus};
+use crate::task::{CloseOn, ParentLink, TaskStatus};
 
 pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), Rejection> {
     let has_extras = !start.items.is_empty() || !start.state.is_empty() || start.output.is_some();
@@ -61,6 +62,32 @@ pub(super) fn start(draft: &mut Draft<'_>, start: &StartRequest) -> Result<(), R
     if start.output.is_some() {
         draft.end_request(request, RequestOutcome::Completed, None);
     }
+    Ok(())
+}
+
+/// Writes a turn that ran outside of the server. Its request is leased to the writer and completed at once, like
+/// a whole turn of a worker.
+pub(super) fn record_turn(draft: &mut Draft<'_>, turn: &RecordTurn) -> Result<(), Rejection> {
+    let task = idle_or_new_task(draft, (&turn.agent, CloseOn::Never), None)?;
+    require_path(draft, task)?;
+    let fresh = RequestId::from_uuid(draft.fresh_uuid());
+    let request = turn.request.unwrap_or(fresh);
+    draft.emit(Event::RequestStarted {
+        request,
+        number: draft.state.requests_started + 1,
+        task,
+        parent: None,
+        key_owner: draft.ctx.actor.key_owner,
+        chat: None,
+        continues: None,
+    });
+    draft.unsettle(request);
+    lease(draft, request, *limits::LEASE_MS.start())?;
+    let mut batch = Batch::new(draft, request)?;
+    batch.push_recorded(draft, &turn.items)?;
+    batch.write(draft);
+    state::write(draft, &turn.state, Some(request))?;
+    draft.end_request(request, RequestOutcome::Completed, None);
     Ok(())
 }
 
@@ -117,11 +144,21 @@ fn pick_task(
             None => Ok(id),
         };
     }
+    idle_or_new_task(draft, (&start.agent, start.close_on), parent)
+}
+
+/// The agent's idle task below this parent, or a new one.
+fn idle_or_new_task(
+    draft: &mut Draft<'_>,
+    (agent, close_on): (&Name, CloseOn),
+    parent: Option<ParentLink>,
+) -> Result<TaskId, Rejection> {
+    let above = parent.map(|link| link.task);
     let idle = draft
         .state
         .tasks
         .values()
-        .filter(|task| task.agent == start.agent && task.live.is_none())
+        .filter(|task| task.agent == *agent && task.live.is_none())
         .filter(|task| task.parent.map(|link| link.task) == above)
         .min_by_key(|task| task.number);
     if let Some(task) = idle {
@@ -134,11 +171,10 @@ fn pick_task(
     )?;
     let task = TaskId::from_uuid(draft.fresh_uuid());
     let number = draft.state.tasks_opened + 1;
-    let (agent, close_on) = (start.agent.clone(), start.close_on);
     draft.emit(Event::TaskOpened {
         task,
         number,
-        agent,
+        agent: agent.clone(),
         parent,
         close_on,
     });

@@ -1,9 +1,11 @@
 //! Writing scoped state.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
 
 use super::draft::{Draft, require_limit};
-use crate::command::{Fenced, Rejection, StatePatch};
+use crate::command::{Fenced, Rejection, StateAppend, StatePatch};
 use crate::ids::RequestId;
 use crate::limits;
 use crate::mutant::{self, Mutant};
@@ -28,9 +30,15 @@ pub(super) fn write(
     request: Option<RequestId>,
 ) -> Result<(), Rejection> {
     let written = patch.set.iter().map(|set| &set.key).chain(&patch.delete);
+    let appended: usize = patch.append.iter().map(|list| list.values.len()).sum();
     require_limit(
         "state keys in one call",
-        patch.set.len() + patch.delete.len() + patch.if_versions.len(),
+        patch.set.len()
+            + patch.delete.len()
+            + patch.if_versions.len()
+            + appended
+            + patch.append.len()
+            + patch.delete_prefix.len(),
         limits::COMMAND_KEYS_MAX,
     )?;
     let mut seen = BTreeSet::new();
@@ -43,6 +51,8 @@ pub(super) fn write(
         }
     }
     require_versions(draft, patch)?;
+    // First, so that one patch can replace a list by another one.
+    delete_prefixes(draft, patch, request)?;
     for set in &patch.set {
         let key = set.key.clone();
         match key.scope() {
@@ -88,11 +98,68 @@ pub(super) fn write(
             }
         }
     }
+    append(draft, patch, request)?;
     require_limit(
         "session state keys",
         draft.state.keys.len(),
         limits::SESSION_KEYS_MAX,
     )
+}
+
+/// Removes every key with one of the prefixes, except those that the patch writes: a record changes a key once.
+fn delete_prefixes(
+    draft: &mut Draft<'_>,
+    patch: &StatePatch,
+    request: Option<RequestId>,
+) -> Result<(), Rejection> {
+    let mut bytes = 0;
+    let set: BTreeSet<&StateKey> = patch.set.iter().map(|set| &set.key).collect();
+    for prefix in &patch.delete_prefix {
+        let keys = Arc::clone(&draft.state.keys);
+        let begin = (Bound::Included(prefix.as_str()), Bound::Unbounded);
+        let keys = keys.range::<str, _>(begin).map(|(key, _)| key);
+        let keys = keys.take_while(|key| key.as_str().starts_with(prefix.as_str()));
+        for key in keys.filter(|key| !set.contains(key)) {
+            bytes += key.as_str().len();
+            require_limit(
+                "bytes of the keys that one call removes by prefix",
+                bytes,
+                limits::REMOVED_KEY_BYTES_MAX,
+            )?;
+            let key = key.clone();
+            draft.emit(Event::StateDeleted { key, request });
+        }
+    }
+    Ok(())
+}
+
+/// Writes the elements of lists under numbered keys.
+fn append(
+    draft: &mut Draft<'_>,
+    patch: &StatePatch,
+    request: Option<RequestId>,
+) -> Result<(), Rejection> {
+    let revision = draft.seq();
+    let mut lists = BTreeSet::new();
+    for StateAppend { list, values } in &patch.append {
+        if !lists.insert(list) {
+            let key = list.element(revision, 0);
+            return Err(Rejection::DuplicateKey { key });
+        }
+        for (index, value) in values.iter().enumerate() {
+            let (key, value) = (list.element(revision, index), *value);
+            // A caller may have written this key before its number came.
+            if draft.state.keys.contains_key(&key) {
+                return Err(Rejection::DuplicateKey { key });
+            }
+            draft.emit(Event::StatePut {
+                key,
+                value,
+                request,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Session versions are compared here; the store compares those of shared keys as it commits.

@@ -708,7 +708,8 @@ fn usual_actor(command: &Command) -> Actor {
         Command::StartRequest(start) if start.parent.is_some() || start.lease_ttl_ms.is_some() => {
             worker(1)
         }
-        Command::ClaimRequest { .. }
+        Command::RecordTurn(_)
+        | Command::ClaimRequest { .. }
         | Command::ReleaseLease { .. }
         | Command::AppendItems { .. }
         | Command::OpenHold { .. }

@@ -531,6 +531,7 @@ fn fence_of(command: &Command) -> Option<Fenced> {
         Command::PutState { by, .. } => *by,
         Command::CreateSession { .. }
         | Command::PatchSession { .. }
+        | Command::RecordTurn(_)
         | Command::CloseSession { .. }
         | Command::ExpireSession
         | Command::DeleteSession
@@ -640,6 +641,7 @@ pub(super) fn hidden_is_append_only(_: &Facts, seen: &Observation<'_>) -> Verdic
         };
         let is_leased = match step.command {
             Command::StartRequest(start) => start.lease_ttl_ms.is_some(),
+            Command::RecordTurn(_) => true,
             other => fence_of(other).is_some(),
         };
         let appended: Vec<_> = items(record).collect();

@@ -32,7 +32,7 @@ fn check(policy: MergePolicy, old: Option<Value>, new: Value, expected: Option<V
 
 #[test]
 fn policies_merge_what_they_say() {
-    use MergePolicy::{Add, Append, KeepFirst, Patch, Replace, Union};
+    use MergePolicy::{Add, Append, KeepFirst, Max, Min, Patch, Replace, Union};
     check(Replace, Some(json!(1)), json!(2), Some(json!(2)));
     check(KeepFirst, Some(json!(1)), json!(2), Some(json!(1)));
     check(KeepFirst, None, json!(2), Some(json!(2)));
@@ -41,6 +41,32 @@ fn policies_merge_what_they_say() {
     check(Add, Some(json!(1.5)), json!(2), Some(json!(3.5)));
     check(Add, Some(json!("1")), json!(2), None);
     check(Add, Some(json!(9_007_199_254_740_991_i64)), json!(1), None);
+    check(Max, None, json!(2), Some(json!(2)));
+    check(Max, Some(json!(3)), json!(2), Some(json!(3)));
+    check(Max, Some(json!(2)), json!(2.5), Some(json!(2.5)));
+    check(Max, Some(json!(-2.5)), json!(-2), Some(json!(-2)));
+    check(Max, Some(json!("3")), json!(2), None);
+    check(Min, Some(json!(3)), json!(2), Some(json!(2)));
+    check(Min, Some(json!(-2)), json!(-2.5), Some(json!(-2.5)));
+    check(Min, Some(json!(2)), json!(null), None);
+    // A double does not hold these two apart.
+    let (large, larger) = (
+        json!(9_007_199_254_740_992_u64),
+        json!(9_007_199_254_740_993_u64),
+    );
+    check(
+        Max,
+        Some(large.clone()),
+        larger.clone(),
+        Some(larger.clone()),
+    );
+    check(Min, Some(large.clone()), larger.clone(), Some(large));
+    check(
+        Max,
+        Some(json!(9_007_199_254_740_992.0)),
+        larger.clone(),
+        Some(larger),
+    );
     check(Append, Some(json!([1])), json!([1]), Some(json!([1, 1])));
     check(Append, None, json!({}), None);
     check(
@@ -96,7 +122,7 @@ fn reference(policy: MergePolicy, old: Option<&Value>, new: &Value) -> Result<Va
     let Some(old) = old else {
         let fits = match policy {
             MergePolicy::Replace | MergePolicy::KeepFirst => true,
-            MergePolicy::Add => new.is_number(),
+            MergePolicy::Add | MergePolicy::Max | MergePolicy::Min => new.is_number(),
             MergePolicy::Append | MergePolicy::Union => new.is_array(),
             MergePolicy::Patch => new.is_object(),
         };
@@ -110,6 +136,21 @@ fn reference(policy: MergePolicy, old: Option<&Value>, new: &Value) -> Result<Va
     match policy {
         MergePolicy::Replace => Ok(new.clone()),
         MergePolicy::KeepFirst => Ok(old.clone()),
+        MergePolicy::Max | MergePolicy::Min => {
+            let whole = |value: &Value| value.to_string().parse::<i128>().ok();
+            let (Some(a), Some(b)) = (old.as_f64(), new.as_f64()) else {
+                return Err(types);
+            };
+            let order = match (whole(old), whole(new)) {
+                (Some(a), Some(b)) => b.cmp(&a),
+                _ => b.total_cmp(&a),
+            };
+            let is_new = match policy {
+                MergePolicy::Max => order.is_gt(),
+                _ => order.is_lt(),
+            };
+            Ok(if is_new { new } else { old }.clone())
+        }
         MergePolicy::Add => {
             let whole = |value: &Value| value.to_string().parse::<i128>().ok();
             let is_small = |n: i128| n.abs() <= i128::from(EXACT_INTEGER_MAX);

@@ -80,6 +80,11 @@ schemas! {
         "High risk first, then the earliest deadline, then the oldest; or by age alone.",
         &["urgency", "oldest", "newest"],
     );
+    /// In which order sessions are listed.
+    SessionOrderWord as "SessionOrder" = word(
+        "The last that was created first, or the last that changed.",
+        &["created_at", "updated_at"],
+    );
     /// How much of a history is shown.
     ViewWord as "View" = word(
         "`trace` shows every item, needs `operator`, and is audited.",

@@ -1,6 +1,8 @@
 //! Sessions: create, list, read, change, close, delete; their messages and records.
 
+mod history;
 mod input;
+mod named;
 mod view;
 
 use std::collections::BTreeMap;
@@ -14,18 +16,18 @@ use statehold_core::record::{Change, Record};
 use statehold_core::session::{Owner, SessionStatus, TimeToLive};
 use statehold_core::tenant::TenantEvent;
 use statehold_core::view::View;
-use statehold_store::{PageLimit, SessionSummary};
+use statehold_store::{PageLimit, SessionOrder, SessionPlace, SessionSummary};
 
 use self::input::{require_labels, require_name, time_to_live};
 use super::hold::pending_views;
 use super::item::{ItemView, MessageView};
-use super::json::{raw_bytes, to_body};
+use super::json::{Raw, raw_bytes, to_body};
 use super::request::{agent_name, parse_name};
 use super::state::StatePatchInput;
 use crate::caller::Caller;
 use crate::commit::call::{Call, DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
-use crate::commit::write::{Authority, SessionWrite};
+use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
@@ -33,9 +35,12 @@ use crate::read::Page;
 use crate::users::NewUser;
 
 pub use crate::guard::access::require_lister;
-pub use input::{CloseSessionInput, SessionChanges, SessionInput};
+pub(crate) use history::fork_to_start;
+pub use history::{fork, rewind};
+pub use input::{CloseSessionInput, ForkInput, RewindInput, SessionChanges, SessionInput};
+pub use named::{CreatedSession, create_or_get, read_named};
 pub(crate) use view::parse_labels;
-pub use view::{MessagePage, RecordPage, SessionPage, SessionView, TracePage};
+pub use view::{ForkOrigin, MessagePage, RecordPage, SessionPage, SessionView, TracePage};
 
 /// Number of retries when concurrent callers change the labels of one session.
 const RETRIES_MAX: usize = 64;
@@ -53,11 +58,31 @@ pub async fn create(
     call: &Call,
     input: SessionInput,
 ) -> Result<Receipt<SessionView>, EngineError> {
-    let (owner, user, _new) = owner_of_new(engine, &call.caller, &input).await?;
+    create_new(engine, call, &input).await
+}
+
+async fn create_new(
+    engine: &Engine,
+    call: &Call,
+    input: &SessionInput,
+) -> Result<Receipt<SessionView>, EngineError> {
+    let state = |payloads: &mut Payloads| first_state(input.state.as_ref(), payloads);
+    create_with(engine, call, input, state).await
+}
+
+/// Creates a session with the state that `state` makes, in place of that of the input.
+pub(crate) async fn create_with(
+    engine: &Engine,
+    call: &Call,
+    input: &SessionInput,
+    state: impl FnOnce(&mut Payloads) -> Result<StatePatch, EngineError>,
+) -> Result<Receipt<SessionView>, EngineError> {
+    let (owner, user, _new) = owner_of_new(engine, &call.caller, input).await?;
     let session = fresh_session(engine, &owner, &user)?;
     let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
-    let command = create_command(&owner, &input, &mut write.payloads)?;
-    let labels = input.labels.filter(|labels| !labels.is_empty());
+    let state = state(&mut write.payloads)?;
+    let command = create_command(&owner, input, state, &mut write.payloads)?;
+    let labels = input.labels.as_ref().filter(|labels| !labels.is_empty());
     let view = |made: &DecidedCommit<'_>| {
         let content = &made.record.content;
         let summary = SessionSummary {
@@ -65,9 +90,7 @@ pub async fn create(
             id: content.session,
             owner: owner.clone(),
             name: input.name.clone(),
-            labels: labels
-                .as_ref()
-                .map(|labels| serde_json::to_string(labels).unwrap_or_default()),
+            labels: labels.map(|labels| serde_json::to_string(labels).unwrap_or_default()),
             status: made.after.status(),
             deleted: false,
             ttl: made.after.ttl,
@@ -75,6 +98,7 @@ pub async fn create(
             revision: content.seq,
             created_at: content.at,
             updated_at: content.at,
+            forked_from: None,
         };
         Some(SessionView {
             pending: Some(Vec::new()),
@@ -112,36 +136,10 @@ fn fresh_session(engine: &Engine, owner: &Owner, user: &str) -> Result<SessionId
     Ok(SessionId::from_uuid(mint.next_uuid()))
 }
 
-/// Begins a session as a copy of another one at a revision, for a caller who may start requests there.
-/// Requests and holds that were in flight stay with the origin.
-///
-/// # Errors
-///
-/// If the caller may not, or the session never had that revision.
-pub(crate) async fn fork(
-    engine: &Engine,
-    caller: &Caller,
-    origin: SessionId,
-    at: u64,
-) -> Result<SessionId, EngineError> {
-    let owner = engine.authorise(caller, origin, &Act::Start).await?;
-    let user = engine.user_name(&owner.tenant, owner.user).await?;
-    let session = fresh_session(engine, &owner, &user)?;
-    let state = engine.inner().store.load_at(origin, at).await?;
-    let call = Call::by(caller.clone());
-    let write = SessionWrite {
-        authority: Authority::Starter,
-        ..SessionWrite::new(engine, &call, session)
-    };
-    write
-        .commit_fork(state.ok_or(EngineError::NotFound)?)
-        .await?;
-    Ok(session)
-}
-
 pub(crate) fn create_command(
     owner: &Owner,
     input: &SessionInput,
+    state: StatePatch,
     payloads: &mut Payloads,
 ) -> Result<Command, EngineError> {
     if let Some(name) = &input.name {
@@ -150,16 +148,6 @@ pub(crate) fn create_command(
     if let Some(labels) = &input.labels {
         require_labels(labels)?;
     }
-    let state = match &input.state {
-        Some(set) => {
-            let patch = StatePatchInput {
-                set: set.clone(),
-                ..StatePatchInput::default()
-            };
-            patch.parse(None)?.into_core(payloads)
-        }
-        None => StatePatch::default(),
-    };
     let ttl = input
         .ttl_seconds
         .map(|seconds| time_to_live(seconds, input.ttl_mode))
@@ -175,6 +163,21 @@ pub(crate) fn create_command(
         ttl,
         owner: owner.clone(),
     })
+}
+
+/// The state that a session begins with.
+fn first_state(
+    state: Option<&BTreeMap<String, Raw>>,
+    payloads: &mut Payloads,
+) -> Result<StatePatch, EngineError> {
+    let Some(set) = state else {
+        return Ok(StatePatch::default());
+    };
+    let patch = StatePatchInput {
+        set: set.clone(),
+        ..StatePatchInput::default()
+    };
+    Ok(patch.parse(None)?.into_core(payloads))
 }
 
 /// The user of a new session: the one the key is bound to, or the one it names.
@@ -210,20 +213,24 @@ pub struct SessionListInput {
     pub label: Option<(String, Option<String>)>,
     /// Only sessions with this text in the name or a label.
     pub text: Option<String>,
+    /// Only the session with this name, of the app and of the user.
+    pub name: Option<String>,
+    /// In this order.
+    pub order: SessionOrder,
 }
 
-/// A page of sessions, newest first.
+/// A page of sessions.
 ///
 /// # Errors
 ///
-/// If the caller may not list sessions.
+/// If the caller may not list sessions, or asks for a name without saying of which app and user.
 pub async fn list(
     engine: &Engine,
     caller: &Caller,
     input: SessionListInput,
-    after: Option<u64>,
+    after: Option<SessionPlace>,
     limit: usize,
-) -> Result<Page<SessionView>, EngineError> {
+) -> Result<Page<SessionView, SessionPlace>, EngineError> {
     // Authorise before looking up the user: an empty list must not reveal which users exist.
     require_lister(caller)?;
     let user = match &input.user {
@@ -270,30 +277,6 @@ pub async fn read(
         pending_total: Some(total),
         ..session_view(engine, &summary).await?
     })
-}
-
-/// Reads the session with this name, of the user that the key is bound to, or of the one with the given name.
-///
-/// # Errors
-///
-/// If there is none, or the caller may not read it.
-pub async fn read_named(
-    engine: &Engine,
-    caller: &Caller,
-    (app, user): (&Name, &str),
-    name: &str,
-) -> Result<SessionView, EngineError> {
-    require_lister(caller)?;
-    let user = match caller.user {
-        Some(user) => Some(user),
-        None => engine.known_user(&caller.tenant, user).await?,
-    };
-    let user = user.ok_or(EngineError::NotFound)?;
-    let store = &engine.inner().store;
-    let (tenant, app) = (caller.tenant.clone(), app.clone());
-    let found = store.session_named(tenant, app, user, name.to_owned());
-    let found = found.await?.ok_or(EngineError::NotFound)?;
-    read(engine, caller, found.id).await
 }
 
 /// Changes the name, the labels or the time to live of a session.

@@ -1,6 +1,7 @@
 //! State of sessions, apps and users.
 
 mod input;
+mod query;
 mod view;
 
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ use statehold_core::command::{Command, Fenced, Rejection};
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::name::Name;
 use statehold_core::record::Event;
-use statehold_core::scope::{Scope, StateKey};
+use statehold_core::scope::{KeyPrefix, Scope, StateKey};
 use statehold_store::PageLimit;
 
 use super::json::raw_bytes;
@@ -26,10 +27,11 @@ use crate::shared::require_shared_writer;
 use crate::users::NamedUser;
 
 pub use input::{SessionStateInput, StatePatchInput};
+pub use query::{StateQuery, StateQueryInput};
 pub use view::{StateView, StateWritten};
 
 /// Reads a page of the state of a session with that of its app and user. The first page has the `temp:` values
-/// of a request, if one is given. With the key after which the next page begins.
+/// of a request, if one is given and the query includes them. With the key after which the next page begins.
 ///
 /// # Errors
 ///
@@ -39,14 +41,14 @@ pub async fn read(
     caller: &Caller,
     session: SessionId,
     request: Option<RequestId>,
-    page: (Option<StateKey>, PageLimit),
+    (query, limit): (&StateQuery, PageLimit),
 ) -> Result<(StateView, Option<StateKey>), EngineError> {
-    let is_first = page.0.is_none();
-    let (page, revision) = engine.state(caller, session, page).await?;
-    let (mut view, next) = StateView::of(page, revision);
-    if let Some(request) = request.filter(|_| is_first) {
+    let (page, revision) = engine.state(caller, session, (query, limit)).await?;
+    let (mut view, next) = StateView::of(query, page, revision);
+    if let Some(request) = request.filter(|_| query.is_first()) {
         let root = engine.root_of(caller, session, request, None).await?;
-        for (key, value) in engine.inner().temps.get(root) {
+        let values = engine.inner().temps.get(root).into_iter();
+        for (key, value) in values.filter(|(key, _)| query.has(key)) {
             view.state.insert(key.to_string(), raw_bytes(&value));
         }
     }
@@ -77,17 +79,18 @@ pub async fn patch(
         }
     };
     let temp = writes.take_temp();
-    let has_rest = !writes.set.is_empty() || !writes.delete.is_empty();
+    let has_rest = !writes.is_empty();
     if !temp.0.is_empty() || !temp.1.is_empty() {
         return patch_temp(engine, &call.caller, session, by, temp, has_rest).await;
     }
     if !has_rest {
         return Err(Rejection::EmptyPatch.into());
     }
+    let lists = writes.lists();
     let patch = writes.into_core(&mut write.payloads);
     let command = Command::PutState { patch, by };
     write
-        .commit(&command, |made| Some(state_written(made)))
+        .commit(&command, |made| Some(state_written(made, &lists)))
         .await
 }
 
@@ -123,12 +126,19 @@ async fn patch_temp(
     let written = StateWritten {
         revision,
         versions: BTreeMap::new(),
+        appended: BTreeMap::new(),
+        deleted: 0,
     };
     Ok(Receipt::uncommitted(session, revision, written))
 }
 
-fn state_written(made: &DecidedCommit<'_>) -> StateWritten {
+fn state_written(made: &DecidedCommit<'_>, lists: &[(KeyPrefix, usize)]) -> StateWritten {
     let content = &made.record.content;
+    let is_deleted = |event: &&Event| matches!(event, Event::StateDeleted { .. });
+    let appended = lists.iter().map(|(list, values)| {
+        let keys = (0..*values).map(|index| list.element(content.seq, index).to_string());
+        (list.to_string(), keys.collect())
+    });
     let versions = content.events.iter().filter_map(|event| match event {
         Event::StatePut { key, .. } => Some((key.to_string(), content.seq)),
         _ => None,
@@ -136,6 +146,8 @@ fn state_written(made: &DecidedCommit<'_>) -> StateWritten {
     StateWritten {
         revision: content.seq,
         versions: versions.collect(),
+        appended: appended.collect(),
+        deleted: content.events.iter().filter(is_deleted).count(),
     }
 }
 
@@ -149,7 +161,7 @@ pub async fn read_shared(
     caller: &Caller,
     app: &str,
     user: Option<&str>,
-    page: (Option<StateKey>, PageLimit),
+    (query, limit): (&StateQuery, PageLimit),
 ) -> Result<(StateView, Option<StateKey>), EngineError> {
     // Roles before objects: the answer must not tell whether the user exists.
     require_reader(caller)?;
@@ -161,8 +173,8 @@ pub async fn read_shared(
         None => None,
     };
     let app: Name = app.parse().map_err(|_| EngineError::NotFound)?;
-    let (page, revision) = engine.shared(caller, &app, user, page).await?;
-    Ok(StateView::of(page.map(Into::into), revision))
+    let (page, revision) = engine.shared(caller, &app, user, (query, limit)).await?;
+    Ok(StateView::of(query, page.map(Into::into), revision))
 }
 
 /// Writes the state of an app.
@@ -221,7 +233,7 @@ pub(super) async fn patch_shared(
         Scope::App
     };
     let writes = input.parse(Some(scope))?;
-    if writes.set.is_empty() && writes.delete.is_empty() {
+    if writes.is_empty() {
         return Err(Rejection::EmptyPatch.into());
     }
     let app = parse_name(app, "app")?;
@@ -231,7 +243,7 @@ pub(super) async fn patch_shared(
             patch: writes.into_core(payloads),
             by: None,
         };
-        let view = |made: &DecidedCommit<'_>| Some(state_written(made));
+        let view = |made: &DecidedCommit<'_>| Some(state_written(made, &[]));
         own.commit_shared(&call, (&app, user.as_ref()), command, view)
             .await
     };

@@ -312,7 +312,7 @@ pub async fn open_turn_in_recalled_session(
         let known = match place {
             RecalledSession::Known(session) => Ok(Some(session)),
             RecalledSession::Fork(origin, at) => {
-                match sessions::fork(&own, &caller, origin, at).await {
+                match sessions::fork_to_start(&own, &caller, origin, at).await {
                     // The new session begins with the messages that came with the call.
                     Err(EngineError::ForkTooDeep) => Ok(None),
                     Ok(fork) => {

@@ -65,7 +65,7 @@ pub(crate) fn digest(parts: &[&[u8]]) -> Digest {
 
 impl Engine {
     /// The answer kept for a key, if the same call was made under it before.
-    pub(super) async fn kept_answer(
+    pub(crate) async fn kept_answer(
         &self,
         key: IdempotencyKey,
     ) -> Result<Option<Receipt<()>>, EngineError> {

@@ -169,6 +169,11 @@ impl Inner {
         }
         mailbox
     }
+
+    /// Forgets the mailbox of a session that was not begun after all.
+    pub(super) fn forget_mailbox(&self, session: SessionId) {
+        self.mailboxes.lock().remove(&session);
+    }
 }
 
 impl Engine {

@@ -129,6 +129,7 @@ fn state_of_mut(command: &mut Command) -> Option<&mut StatePatch> {
         | Command::AppendItems { state, .. }
         | Command::CompleteRequest { state, .. } => Some(state),
         Command::StartRequest(start) => Some(&mut start.state),
+        Command::RecordTurn(turn) => Some(&mut turn.state),
         Command::PutState { patch, .. } => Some(patch),
         _ => None,
     }

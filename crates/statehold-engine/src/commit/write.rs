@@ -204,12 +204,19 @@ impl<'a> SessionWrite<'a> {
     /// # Errors
     ///
     /// As [`SessionWrite::commit`].
-    pub(crate) async fn commit_fork(&self, origin: SessionState) -> Result<(), EngineError> {
-        let mailbox = self.engine.inner().new_mailbox(self.session);
-        mailbox.begin_with(origin).await;
-        let session = self.session;
-        self.commit_unseen(&Command::Fork { session }).await?;
-        Ok(())
+    pub(crate) async fn commit_fork<V: Serialize + DeserializeOwned + Send>(
+        &self,
+        origin: SessionState,
+        view: impl Fn(&DecidedCommit<'_>) -> Option<V> + Send + Sync,
+    ) -> Result<Receipt<V>, EngineError> {
+        let (inner, session) = (self.engine.inner(), self.session);
+        inner.new_mailbox(session).begin_with(origin).await;
+        let receipt = self.commit(&Command::Fork { session }, view).await;
+        // A repeat is answered with the fork that the first call made: there is no session with this id.
+        if receipt.as_ref().map_or(true, |receipt| receipt.replayed) {
+            inner.forget_mailbox(session);
+        }
+        receipt
     }
 
     /// Decides a direct write of shared state as the first command of its keeper session, without committing it. A
@@ -277,9 +284,12 @@ impl<'a> Submission<'a> {
         match self.write.authority {
             Authority::Server => Ok(()),
             Authority::Caller | Authority::SharedWriter => {
-                rights::require_command_role(&self.write.call.caller, self.command)
+                let act = Act::of(self.command);
+                rights::require_command_role(&self.write.call.caller, &act, self.command)
             }
-            Authority::Starter => rights::require_role(&self.write.call.caller, &Act::Start),
+            Authority::Starter => {
+                rights::require_command_role(&self.write.call.caller, &Act::Start, self.command)
+            }
         }
     }
 }

@@ -31,6 +31,8 @@ pub(crate) enum Act {
     Start,
     /// Start a root request and lease it at once for this agent; None if the agent is not known yet.
     StartLeased(Option<Name>),
+    /// Write a turn that ran outside of the server.
+    Record,
     /// Start a child request under the fence of its parent; with a lease for this agent, if given.
     StartBelow(RequestId, Option<Name>),
     /// Claim a request, or write for it under its fence.
@@ -65,6 +67,7 @@ impl Act {
                     (None, leased) => Self::StartLeased(leased),
                 }
             }
+            Command::RecordTurn(_) => Self::Record,
             Command::ClaimRequest { request, .. } => Self::WorkOn(*request),
             Command::ReleaseLease { by }
             | Command::AppendItems { by, .. }
@@ -97,6 +100,7 @@ impl Act {
             | Self::WriteShared
             | Self::Start
             | Self::StartLeased(_)
+            | Self::Record
             | Self::ChangeHistory
             | Self::Settle => {}
         }
@@ -136,8 +140,12 @@ pub(crate) fn require(
 
 /// Fails unless the caller has a role that the command needs in any session. Writes of `app:` keys also
 /// need the admin role. A confined worker writes no items of the user.
-pub(crate) fn require_command_role(caller: &Caller, command: &Command) -> Result<(), EngineError> {
-    require_role(caller, &Act::of(command))?;
+pub(crate) fn require_command_role(
+    caller: &Caller,
+    act: &Act,
+    command: &Command,
+) -> Result<(), EngineError> {
+    require_role(caller, act)?;
     if let Some(patch) = command.state() {
         require_scopes(caller, patch)?;
     }
@@ -152,6 +160,7 @@ pub(crate) fn require_role(caller: &Caller, act: &Act) -> Result<(), EngineError
             &[Role::Client, Role::Worker, Role::Operator, Role::Admin]
         }
         Act::CreateSession | Act::Start => &[Role::Client],
+        Act::Record => &[Role::Client, Role::Worker, Role::Admin],
         Act::StartLeased(_) | Act::StartBelow(..) | Act::WorkOn(_) => &[Role::Worker],
         Act::Decide(_) => return require_decider_role(caller),
         Act::ChangeHistory => &[Role::Operator, Role::Admin],
@@ -196,6 +205,10 @@ fn may_act(caller: &Caller, state: &SessionState, act: &Act, closed: Option<&Hol
         Act::ManageSession | Act::WriteShared => owns || caller.has(Role::Admin),
         // A confined worker starts at the root of sessions of its own agents only.
         Act::StartLeased(_) => is_open && (!caller.is_confined() || caller.works_for(&owner.agent)),
+        Act::Record => {
+            let is_worker = is_open && caller.works_for(&owner.agent);
+            owns || is_worker || caller.has(Role::Admin)
+        }
         Act::StartBelow(request, _) | Act::WorkOn(request) => works_on(*request),
         Act::CancelRequest(request) => owns || caller.reads_all() || works_on(*request),
         Act::CancelTask(task) => {

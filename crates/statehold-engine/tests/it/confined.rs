@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use statehold_core::command::Command;
 use statehold_engine::api::caller::authenticate;
+use statehold_engine::api::state::StateQuery;
 use statehold_engine::{Call, Caller, EngineError, NewKey, PageLimit, Payloads, Roles, testing};
 
 use crate::rig::Rig;
@@ -34,7 +35,11 @@ async fn a_bound_worker_starts_and_reads_nothing_in_sessions_of_other_agents() {
     assert!(matches!(read, Err(EngineError::NotFound)), "{read:?}");
     let read = rig
         .engine
-        .state(caller, session, (None, PageLimit::entries(10)))
+        .state(
+            caller,
+            session,
+            (&StateQuery::default(), PageLimit::entries(10)),
+        )
         .await;
     assert!(matches!(read, Err(EngineError::NotFound)), "{read:?}");
 

@@ -18,9 +18,10 @@ use statehold_store::keys::KnownKeys;
 use statehold_store::memory::MemoryStore;
 use statehold_store::{
     Answer, ApiKey, ChangedHead, CheckReport, Commit, Committed, DamageLog, Due, DuePage, DuePlace,
-    HoldChange, HoldQuery, HoldSummary, ItemQuery, LineageStep, LiveWork, MemoryPage, MemoryQuery,
-    PageLimit, PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner,
-    SharedValue, StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit,
+    HoldChange, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage,
+    MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
+    StoreError, StoredItem, StoredRecord, TenantCommit,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -334,6 +335,14 @@ impl Store for GatedStore {
         self.asked().transcript(session, before, limit).await
     }
 
+    async fn items_at(
+        &self,
+        session: SessionId,
+        query: PastItemQuery,
+    ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+        self.asked().items_at(session, query).await
+    }
+
     async fn state_value(
         &self,
         session: SessionId,
@@ -367,10 +376,10 @@ impl Store for GatedStore {
     async fn state(
         &self,
         session: SessionId,
-        after: Option<StateKey>,
+        range: KeyRange,
         limit: PageLimit,
     ) -> Result<StatePage<StateValue>, StoreError> {
-        self.asked().state(session, after, limit).await
+        self.asked().state(session, range, limit).await
     }
 
     async fn state_at(
@@ -380,6 +389,24 @@ impl Store for GatedStore {
         revision: u64,
     ) -> Result<Option<Vec<u8>>, StoreError> {
         self.asked().state_at(session, key, revision).await
+    }
+
+    async fn past_state(
+        &self,
+        session: SessionId,
+        query: PastStateQuery,
+    ) -> Result<StatePage<StateValue>, StoreError> {
+        self.asked().past_state(session, query).await
+    }
+
+    async fn past_values(
+        &self,
+        session: SessionId,
+        places: Vec<(StateKey, u64)>,
+        bytes_max: u64,
+    ) -> Result<Vec<Option<PastValue>>, StoreError> {
+        let store = self.asked();
+        store.past_values(session, places, bytes_max).await
     }
 
     async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError> {
@@ -399,10 +426,10 @@ impl Store for GatedStore {
     async fn shared(
         &self,
         owner: SharedOwner,
-        after: Option<StateKey>,
+        range: KeyRange,
         limit: PageLimit,
     ) -> Result<StatePage<SharedValue>, StoreError> {
-        self.asked().shared(owner, after, limit).await
+        self.asked().shared(owner, range, limit).await
     }
 
     async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError> {

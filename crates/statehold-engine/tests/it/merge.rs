@@ -8,6 +8,7 @@ use statehold_core::merge::MergeError;
 use statehold_core::record::Event;
 use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::task::CloseOn;
+use statehold_engine::api::state::StateQuery;
 use statehold_engine::testing::RawView;
 use statehold_engine::{Call, EngineError, IdempotencyKey, PageLimit, Payloads, Receipt};
 
@@ -50,7 +51,11 @@ impl Rig {
     async fn value(&self, name: &str) -> Option<String> {
         let state = self
             .engine
-            .state(&self.caller, self.session, (None, PageLimit::entries(100)))
+            .state(
+                &self.caller,
+                self.session,
+                (&StateQuery::default(), PageLimit::entries(100)),
+            )
             .await;
         let found = state.expect("it is readable").0.values.remove(&key(name))?;
         Some(String::from_utf8(found.value).expect("JSON is text"))
@@ -59,7 +64,11 @@ impl Rig {
     async fn version(&self, name: &str) -> u64 {
         let state = self
             .engine
-            .state(&self.caller, self.session, (None, PageLimit::entries(100)))
+            .state(
+                &self.caller,
+                self.session,
+                (&StateQuery::default(), PageLimit::entries(100)),
+            )
             .await;
         let state = state.expect("it is readable").0.values;
         state.get(&key(name)).map_or(0, |found| found.version)

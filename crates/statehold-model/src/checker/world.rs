@@ -731,7 +731,7 @@ fn patch(key: &str, version: Option<u64>) -> StatePatch {
             .into_iter()
             .collect(),
         set: vec![StateSet { key, value, merge }],
-        delete: Vec::new(),
+        ..StatePatch::default()
     }
 }
 

@@ -4,11 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use statehold_core::command::{Command, Context, Fenced, Rejection, StartRequest, StatePatch};
+use statehold_core::command::{
+    Command, Context, Fenced, RecordTurn, Rejection, StartRequest, StatePatch,
+};
 use statehold_core::digest::BodyRef;
 use statehold_core::hold::{DecideBy, HoldKind, HoldStatus, OnExpiry};
 use statehold_core::ids::{RequestId, TaskId};
-use statehold_core::item::{NewItem, Role};
+use statehold_core::item::{ItemKind, NewItem, Role, Visibility};
 use statehold_core::limits;
 use statehold_core::record::Change;
 use statehold_core::request::{CallState, Lease, LiveStatus, RequestOutcome};
@@ -59,6 +61,7 @@ impl World {
         match command {
             Command::CloseSession { cancel_live } => self.close_session(*cancel_live)?,
             Command::StartRequest(start) => self.start(start, ctx)?,
+            Command::RecordTurn(turn) => self.record_turn(turn, ctx)?,
             Command::ClaimRequest { request, ttl_ms } => self.claim(*request, *ttl_ms, ctx)?,
             Command::LapseLease { request } => self.lapse(*request, ctx)?,
             Command::RaiseFence { request } => {
@@ -413,6 +416,56 @@ impl World {
         Ok(())
     }
 
+    /// Like a whole turn of a worker, except that all of its items come in the call, those of the user too.
+    fn record_turn(&mut self, turn: &RecordTurn, ctx: &Context) -> Result<(), Rejection> {
+        let is_plain = |item: &NewItem| match item.kind {
+            ItemKind::Message => matches!(item.role, Some(Role::User | Role::Assistant)),
+            ItemKind::Note => item.role.is_none() && item.visibility == Visibility::Hidden,
+            ItemKind::ToolCall | ItemKind::ToolResult | ItemKind::Step => false,
+        };
+        let fits = |item: &NewItem| is_plain(item) && item.call.is_none();
+        if turn.items.is_empty() || !turn.items.iter().all(fits) {
+            return Err(Rejection::ItemMalformed("a recorded turn has other items"));
+        }
+        let start = StartRequest {
+            agent: turn.agent.clone(),
+            task: None,
+            parent: None,
+            input: turn.items[0].body,
+            attachments: Vec::new(),
+            chat: None,
+            continues: None,
+            close_on: CloseOn::Never,
+            lease_ttl_ms: None,
+            items: Vec::new(),
+            state: StatePatch::default(),
+            output: None,
+        };
+        let task = self.task_for(&start, None)?;
+        self.tasks[task].failed = None;
+        let request = self.requests.len();
+        self.requests.push(KnownRequest {
+            id: None,
+            task,
+            parent: None,
+            started_by: self.revision,
+            started_for: [Some(ctx.actor.principal), ctx.actor.key_owner],
+            leases: Vec::new(),
+            restored_after: Vec::new(),
+            attended: false,
+            waited: false,
+            ended: None,
+            continues: None,
+        });
+        self.grant(request, *limits::LEASE_MS.start(), ctx)?;
+        for item in &turn.items {
+            self.write_item(request, item.kind, item.visibility, item.role, None);
+        }
+        self.write_state(&turn.state)?;
+        self.end_with_children(request, RequestOutcome::Completed);
+        Ok(())
+    }
+
     fn task_for(
         &mut self,
         start: &StartRequest,
@@ -575,6 +628,7 @@ fn payloads(command: &Command) -> impl Iterator<Item = BodyRef> {
                 &start.state,
             )
         }
+        Command::RecordTurn(turn) => (Vec::new(), &turn.items, &turn.state),
         Command::AppendItems {
             items,
             state,
@@ -602,5 +656,6 @@ fn payloads(command: &Command) -> impl Iterator<Item = BodyRef> {
     };
     bodies.extend(items.iter().map(|item| item.body));
     bodies.extend(state.set.iter().map(|set| set.value));
+    bodies.extend(state.append.iter().flat_map(|list| &list.values));
     bodies.into_iter()
 }

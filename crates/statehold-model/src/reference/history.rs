@@ -31,7 +31,7 @@ impl World {
         );
     }
 
-    fn write_item(
+    pub(super) fn write_item(
         &mut self,
         request: usize,
         kind: ItemKind,
@@ -177,6 +177,14 @@ impl World {
                 }
             }
         }
+        for prefix in &patch.delete_prefix {
+            for key in now
+                .keys()
+                .filter(|key| key.as_str().starts_with(prefix.as_str()))
+            {
+                self.write_key(key, false);
+            }
+        }
         for set in patch
             .set
             .iter()
@@ -195,6 +203,20 @@ impl World {
             .filter(|key| key.scope() == Scope::Session)
         {
             self.write_key(key, false);
+        }
+        for (at, list) in patch.append.iter().enumerate() {
+            let key_of = |index| list.list.element(self.revision, index);
+            let is_twice = patch.append[..at]
+                .iter()
+                .any(|other| other.list == list.list);
+            let keys: Vec<StateKey> = (0..list.values.len()).map(key_of).collect();
+            let taken = self.keys_at(self.revision);
+            for key in keys {
+                if is_twice || taken.contains_key(&key) {
+                    return Err(Rejection::DuplicateKey { key });
+                }
+                self.write_key(&key, true);
+            }
         }
         Ok(())
     }

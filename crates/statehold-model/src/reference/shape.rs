@@ -319,6 +319,7 @@ impl World {
             Command::Rewind { to } => past = Some(*to),
             Command::CreateSession { .. }
             | Command::PatchSession { .. }
+            | Command::RecordTurn(_)
             | Command::CloseSession { .. }
             | Command::ExpireSession
             | Command::DeleteSession

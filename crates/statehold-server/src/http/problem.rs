@@ -60,6 +60,7 @@ codes! {
     MethodNotAllowed = 405 "method_not_allowed" "Method not allowed";
     BodyTimeout = 408 "body_timeout" "Timeout while reading the body";
     NameTaken = 409 "name_taken" "Name already in use";
+    EventTaken = 409 "event_taken" "Event id already in use";
     AgentBusy = 409 "agent_busy" "The agent waits for a person in this conversation";
     SessionClosed = 409 "session_closed" "The session is closed";
     RequestsLive = 409 "requests_live" "The session has live requests";
@@ -255,18 +256,16 @@ impl From<EngineError> for Problem {
             EngineError::DecidedBefore {
                 rejection,
                 decision,
-            } => {
-                let shown = Self::from(rejection);
-                match decision {
-                    Some(decision) => shown
-                        .with("decided_by", decision.by.as_str())
-                        .with("decision", json!(decision)),
-                    None => shown,
-                }
-            }
+            } => match decision {
+                Some(decision) => Self::from(rejection)
+                    .with("decided_by", decision.by.as_str())
+                    .with("decision", json!(decision)),
+                None => Self::from(rejection),
+            },
             EngineError::SeveralHolds { holds } => {
                 problem(Code::SeveralHolds).with("holds", json!(holds))
             }
+            EngineError::EventTaken { id } => problem(Code::EventTaken).with("event_id", id),
             EngineError::NameTaken { session } => {
                 problem(Code::NameTaken).with("session_id", session.to_string())
             }
@@ -310,6 +309,9 @@ impl From<EngineError> for Problem {
             }
             EngineError::AddressRefused(_) => problem(Code::AddressRefused).with("path", "url"),
             EngineError::FeedAhead { current } => problem(Code::BadHeader).with("current", current),
+            EngineError::UnknownRevision { current, .. } => {
+                problem(Code::BadQuery).with("current", current)
+            }
             EngineError::ForkTooDeep => problem(Code::LimitReached).with("limit", "forks of forks"),
             EngineError::TooMany(_) => problem(Code::TooMany),
             EngineError::Full => {
@@ -399,6 +401,9 @@ impl From<Rejection> for Problem {
                 found,
             } => Self::version_conflict(&problem.detail, key.as_str(), expected, found),
             Rejection::Limit { limit, max } => problem.with("limit", limit).with("max", max),
+            Rejection::NotInThePast { current, .. } => {
+                problem.with("path", "to").with("current", current)
+            }
             _ => problem,
         }
     }
@@ -442,9 +447,9 @@ fn code_of(rejection: &Rejection) -> Code {
         | Rejection::MergeOfSessionKey { .. } => Code::BadStateKey,
         Rejection::EmptyPatch => Code::EmptyPatch,
         Rejection::Limit { .. } => Code::LimitReached,
-        // Rejections of commands that only timers send or that have no route.
-        Rejection::SessionNotExpired
-        | Rejection::NotExpired { .. }
-        | Rejection::NotInThePast { .. } => Code::InvalidBody,
+        // The last two are of commands that only timers send.
+        Rejection::NotInThePast { .. }
+        | Rejection::SessionNotExpired
+        | Rejection::NotExpired { .. } => Code::InvalidBody,
     }
 }

@@ -30,10 +30,14 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     get, path = "/v1/agents", tag = "agents", responses((status = 200, body = AgentList))
 )]
 async fn list(context: CallContext) -> Response {
+    plain(&visible(&context))
+}
+
+/// The agents that the caller may know.
+pub(crate) fn visible(context: &CallContext) -> AgentList {
     let book = context.app.options.agents.get();
     let specs = book.agents.values().map(|spec| declared(spec));
-    let agents = api::agent::list(context.engine(), &context.caller, specs, worker);
-    plain(&agents)
+    api::agent::list(context.engine(), &context.caller, specs, worker)
 }
 
 /// Read an agent.

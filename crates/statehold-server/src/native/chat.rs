@@ -407,6 +407,7 @@ impl ConversationIn {
             state: self.state,
             ttl_seconds: self.ttl_seconds.or(app.options.chat_session_ttl_seconds),
             ttl_mode: None,
+            get_or_create: false,
         })
     }
 }

@@ -4,15 +4,17 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
+use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::SessionStatus;
-use statehold_engine::PageLimit;
 use statehold_engine::api;
-use statehold_engine::api::schema::{Messages, ViewWord};
+use statehold_engine::api::past::{DiffInput, SessionDiff};
+use statehold_engine::api::schema::{Messages, SessionOrderWord, ViewWord};
 use statehold_engine::api::session::{
-    CloseSessionInput, RecordPage, SessionChanges, SessionInput, SessionListInput, SessionPage,
-    SessionView,
+    CloseSessionInput, CreatedSession, ForkInput, RecordPage, RewindInput, SessionChanges,
+    SessionInput, SessionListInput, SessionPage, SessionView,
 };
 use statehold_engine::api::tree::TreeView;
+use statehold_engine::{PageLimit, SessionOrder};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -30,21 +32,32 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(create, list))
         .routes(routes!(read, patch, delete))
         .routes(routes!(close))
+        .routes(routes!(fork))
+        .routes(routes!(rewind))
         .routes(routes!(messages))
         .routes(routes!(tree))
         .routes(routes!(records))
+        .routes(routes!(diff))
 }
 
-/// Create a session.
+/// Create a session; with `get_or_create`, answer 200 with the one that has the name.
 #[utoipa::path(
     post, path = "/v1/sessions", tag = "sessions", request_body = SessionInput,
-    responses((status = 201, body = SessionView))
+    responses((status = 201, body = SessionView), (status = 200, body = SessionView))
 )]
 async fn create(context: CallContext, body: Payload<SessionInput>) -> Answer {
     let call = context.call(&body.bytes);
-    let created = api::session::create(context.engine(), &call, body.value).await?;
-    let headers = AnswerHeaders::session(created.view.id);
-    Ok(committed(StatusCode::CREATED, created, headers))
+    let created = api::session::create_or_get(context.engine(), &call, body.value).await?;
+    Ok(match created {
+        CreatedSession::New(receipt) => {
+            let headers = AnswerHeaders::session(receipt.view.id);
+            committed(StatusCode::CREATED, receipt, headers)
+        }
+        CreatedSession::Found(view) => {
+            let headers = AnswerHeaders::session(view.id).at(view.revision);
+            shown(&view, headers)
+        }
+    })
 }
 
 /// Filter and page of a session list.
@@ -64,6 +77,11 @@ struct SessionListParams {
     label: Option<String>,
     /// Only sessions with this text in the name or a label.
     q: Option<String>,
+    /// Only the session with this name. Needs `app`, and `user` unless the key is bound to one.
+    name: Option<String>,
+    /// `created_at` (default) or `updated_at`, newest first.
+    #[param(value_type = Option<SessionOrderWord>)]
+    order: Option<String>,
     /// `next_cursor` of the previous page.
     cursor: Option<String>,
     /// Page size, 1 to 200.
@@ -72,6 +90,7 @@ struct SessionListParams {
 }
 
 const STATUS_WORDS: &str = "`status` is running, paused, idle or closed";
+const ORDER_WORDS: &str = "`order` is created_at or updated_at";
 
 impl SessionListParams {
     fn parse(self) -> Result<SessionListInput, Problem> {
@@ -85,6 +104,12 @@ impl SessionListParams {
                 None => (label, None),
             }),
             text: self.q,
+            name: self.name,
+            order: match self.order.as_deref() {
+                None | Some("created_at") => SessionOrder::Created,
+                Some("updated_at") => SessionOrder::Updated,
+                Some(_) => return Err(Problem::new(Code::BadQuery, ORDER_WORDS)),
+            },
         })
     }
 }
@@ -164,6 +189,32 @@ async fn close(context: CallContext, body: Payload<CloseSessionInput>) -> Answer
     Ok(committed(StatusCode::OK, closed, headers))
 }
 
+/// Copy a session as it was at a revision into a new one.
+#[utoipa::path(
+    post, path = "/v1/sessions/{session_id}/fork", tag = "sessions",
+    request_body = ForkInput, responses((status = 201, body = SessionView))
+)]
+async fn fork(context: CallContext, body: Payload<ForkInput>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let call = context.call(&body.bytes);
+    let forked = api::session::fork(context.engine(), &call, session, &body.value).await?;
+    let headers = AnswerHeaders::session(forked.view.id);
+    Ok(committed(StatusCode::CREATED, forked, headers))
+}
+
+/// Take a session back to an earlier revision. Nothing is removed from its records.
+#[utoipa::path(
+    post, path = "/v1/sessions/{session_id}/rewind", tag = "sessions",
+    request_body = RewindInput, responses((status = 200, body = SessionView))
+)]
+async fn rewind(context: CallContext, body: Payload<RewindInput>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let call = context.call(&body.bytes);
+    let rewound = api::session::rewind(context.engine(), &call, session, &body.value).await?;
+    let headers = AnswerHeaders::session(session);
+    Ok(committed(StatusCode::OK, rewound, headers))
+}
+
 /// View and page of messages.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -172,6 +223,9 @@ pub(crate) struct MessageParams {
     /// `client` (default) or `trace`.
     #[param(value_type = Option<ViewWord>)]
     pub(crate) view: Option<String>,
+    /// Show the messages that the session had at this revision.
+    #[param(minimum = 1, maximum = 9_007_199_254_740_991u64)]
+    pub(crate) at: Option<u64>,
     /// `next_cursor` of the previous page.
     pub(crate) cursor: Option<String>,
     /// Page size, 1 to 200.
@@ -199,17 +253,25 @@ async fn messages(context: CallContext, Params(params): Params<MessageParams>) -
     let limit = page_limit(params.limit, PAGE_MAX)?;
     let is_trace = params.wants_trace()?;
     let caller = &context.caller;
-    let cursor = Cursor::of(&context, "messages", &format!("{session} {is_trace}"));
+    let at = revision(params.at, "at")?;
+    let filter = format!("{session} {is_trace} {at:?}");
+    let cursor = Cursor::of(&context, "messages", &filter);
     let before = cursor.open(params.cursor.as_deref())?;
     let engine = context.engine();
     if is_trace {
-        let read = |page| api::session::trace(engine, caller, session, (before, page));
+        let read = async |page| match at {
+            Some(at) => api::past::trace(engine, caller, session, at, (before, page)).await,
+            None => api::session::trace(engine, caller, session, (before, page)).await,
+        };
         let (mut page, next) = context.read_page(limit, read).await?;
         page.next_cursor = next.map(|seq| cursor.seal(seq));
         let headers = AnswerHeaders::session(session).at(page.revision);
         return Ok(shown(&page, headers));
     }
-    let read = |page| api::session::messages(engine, caller, session, (before, page));
+    let read = async |page| match at {
+        Some(at) => api::past::messages(engine, caller, session, at, (before, page)).await,
+        None => api::session::messages(engine, caller, session, (before, page)).await,
+    };
     let (mut page, next) = context.read_page(limit, read).await?;
     page.next_cursor = next.map(|seq| cursor.seal(seq));
     let headers = AnswerHeaders::session(session).at(page.revision);
@@ -274,4 +336,67 @@ async fn records(context: CallContext, Params(params): Params<RecordParams>) -> 
         &page,
         AnswerHeaders::session(session).at(page.revision),
     ))
+}
+
+/// Range of a difference.
+#[derive(Debug, Deserialize, Serialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct DiffParams {
+    /// The earlier revision; 0 (default) is the empty session before its first record.
+    #[param(maximum = 9_007_199_254_740_991u64)]
+    from: Option<u64>,
+    /// The later revision; the newest one by default.
+    #[param(maximum = 9_007_199_254_740_991u64)]
+    to: Option<u64>,
+    /// Only changes of this session key.
+    #[param(value_type = Option<StateKey>)]
+    key: Option<String>,
+    /// Show every write on its own, in the order of the records.
+    #[serde(default)]
+    every_write: bool,
+    /// `next_cursor` of the previous page.
+    cursor: Option<String>,
+    /// Number of records that a page looks at, 1 to 1000 (default).
+    #[param(minimum = 1, maximum = 1_000)]
+    limit: Option<usize>,
+}
+
+impl DiffParams {
+    fn parse(&self) -> Result<DiffInput, Problem> {
+        let key = self.key.as_deref().map(|key| match StateKey::lenient(key) {
+            Ok(key) if key.scope() == Scope::Session => Ok(key),
+            Ok(_) => {
+                let detail = "`key` is a session key: the past of a session has no `app:`, `user:` or `temp:` keys";
+                Err(Problem::new(Code::BadQuery, detail))
+            }
+            Err(error) => Err(Problem::new(Code::BadQuery, format!("`key`: {error}"))),
+        });
+        Ok(DiffInput {
+            from: revision(self.from, "from")?.unwrap_or(0),
+            to: revision(self.to, "to")?,
+            key: key.transpose()?,
+            every_write: self.every_write,
+        })
+    }
+}
+
+/// Read the difference between two revisions of a session: the keys that changed with who wrote them, and the
+/// messages that came.
+#[utoipa::path(
+    get, path = "/v1/sessions/{session_id}/diff", tag = "sessions", params(DiffParams),
+    responses((status = 200, body = SessionDiff))
+)]
+async fn diff(context: CallContext, Params(mut params): Params<DiffParams>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let limit = page_limit(params.limit.take().or(Some(1_000)), 1_000)?;
+    let begin = params.cursor.take();
+    let filter = serde_json::to_string(&params).unwrap_or_default();
+    let cursor = Cursor::of(&context, "diff", &format!("{session} {filter}"));
+    let (place, input) = (cursor.open(begin.as_deref())?, params.parse()?);
+    let (engine, caller) = (context.engine(), &context.caller);
+    let read = |page| api::past::diff(engine, caller, session, &input, (place, page));
+    let (mut page, next) = context.read_page(limit, read).await?;
+    page.next_cursor = next.map(|place| cursor.seal(place));
+    Ok(shown(&page, AnswerHeaders::session(session)))
 }

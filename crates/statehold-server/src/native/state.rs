@@ -3,16 +3,19 @@
 use http::StatusCode;
 use serde::Deserialize;
 use statehold_core::ids::{RequestId, SessionId};
-use statehold_core::scope::StateKey;
+use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::api;
-use statehold_engine::api::state::{SessionStateInput, StatePatchInput, StateView, StateWritten};
+use statehold_engine::api::state::{
+    SessionStateInput, StatePatchInput, StateQuery, StateQueryInput, StateView, StateWritten,
+};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, AnswerHeaders, Cursor, committed, page_limit, shown};
+use super::{Answer, AnswerHeaders, Cursor, committed, page_limit, revision, shown};
 use crate::http::body::Payload;
 use crate::http::call::{App, CallContext, Params};
+use crate::http::problem::{Code, Problem};
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -28,6 +31,17 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 struct StateParams {
     /// Also show the `temp:` values of this request, on the first page.
     request_id: Option<RequestId>,
+    /// Only these keys, separated by commas, at most 256.
+    keys: Option<String>,
+    /// Only keys that begin with this text. Without the prefix of a scope: session keys.
+    prefix: Option<String>,
+    /// Only keys behind this one, in the order of reading.
+    after: Option<String>,
+    /// Take the last keys, not the first. The keys of a page are in ascending order all the same.
+    reverse: Option<bool>,
+    /// Show the session keys as they were at this revision, without the values of app and user.
+    #[param(minimum = 1, maximum = 9_007_199_254_740_991u64)]
+    at: Option<u64>,
     /// `next_cursor` of the previous page.
     cursor: Option<String>,
     /// Number of keys, 1 to 10000.
@@ -35,11 +49,26 @@ struct StateParams {
     limit: Option<usize>,
 }
 
+impl StateParams {
+    fn has_part(&self) -> bool {
+        let (keys, prefix) = (&self.keys, &self.prefix);
+        keys.is_some() || prefix.is_some() || self.after.is_some() || self.reverse.is_some()
+    }
+}
+
 /// Page of state.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct StatePageParams {
+    /// Only these keys, separated by commas, at most 256.
+    keys: Option<String>,
+    /// Only keys that begin with this text. Without the prefix of a scope: session keys.
+    prefix: Option<String>,
+    /// Only keys behind this one, in the order of reading.
+    after: Option<String>,
+    /// Take the last keys, not the first. The keys of a page are in ascending order all the same.
+    reverse: Option<bool>,
     /// `next_cursor` of the previous page.
     cursor: Option<String>,
     /// Number of keys, 1 to 10000.
@@ -50,6 +79,46 @@ struct StatePageParams {
 /// The keys of a page, unless the caller asks for fewer.
 const KEYS_MAX: usize = 10_000;
 
+/// The part of the state that a read is about.
+struct StatePart(StateQueryInput);
+
+impl StatePart {
+    fn of(
+        keys: Option<String>,
+        prefix: Option<String>,
+        after: Option<String>,
+        reverse: Option<bool>,
+    ) -> Self {
+        let reverse = reverse.unwrap_or(false);
+        Self(StateQueryInput {
+            keys,
+            prefix,
+            after,
+            reverse,
+        })
+    }
+
+    /// The text that a cursor is bound to.
+    fn filter(&self, owner: &str) -> String {
+        let part = serde_json::to_string(&self.0).unwrap_or_default();
+        format!("{owner} {part}")
+    }
+
+    /// The query from the cursor on, with the number of keys of a page.
+    fn query(
+        self,
+        cursor: &Cursor<'_>,
+        begin: Option<&str>,
+        scope: Option<Scope>,
+        limit: Option<usize>,
+    ) -> Result<(StateQuery, usize), Problem> {
+        let limit = page_limit(limit.or(Some(KEYS_MAX)), KEYS_MAX)?;
+        let after: Option<StateKey> = cursor.open(begin)?;
+        let query = self.0.parse(scope)?;
+        Ok((query.after(after), limit))
+    }
+}
+
 /// Read the state of a session, with the values of its app and user.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/state", tag = "state", params(StateParams),
@@ -57,15 +126,44 @@ const KEYS_MAX: usize = 10_000;
 )]
 async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answer {
     let session: SessionId = context.id("session_id")?;
-    let limit = page_limit(params.limit.or(Some(KEYS_MAX)), KEYS_MAX)?;
-    let cursor = Cursor::of(&context, "state", &session.to_string());
-    let after: Option<StateKey> = cursor.open(params.cursor.as_deref())?;
-    let (engine, caller, request) = (context.engine(), &context.caller, params.request_id);
-    let read = |page| api::state::read(engine, caller, session, request, (after.clone(), page));
+    if let Some(at) = revision(params.at, "at")? {
+        return read_past(&context, session, at, &params).await;
+    }
+    let (limit, request) = (params.limit, params.request_id);
+    let part = StatePart::of(params.keys, params.prefix, params.after, params.reverse);
+    let cursor = Cursor::of(&context, "state", &part.filter(&session.to_string()));
+    let (query, limit) = part.query(&cursor, params.cursor.as_deref(), None, limit)?;
+    let (engine, caller) = (context.engine(), &context.caller);
+    let read = |page| api::state::read(engine, caller, session, request, (&query, page));
     let (mut state, next) = context.read_page(limit, read).await?;
     state.next_cursor = next.map(|key| cursor.seal(key));
     let headers = AnswerHeaders::session(session).at(state.revision);
     Ok(shown(&state, headers))
+}
+
+async fn read_past(
+    context: &CallContext,
+    session: SessionId,
+    at: u64,
+    params: &StateParams,
+) -> Answer {
+    let limit = page_limit(params.limit.or(Some(KEYS_MAX)), KEYS_MAX)?;
+    if params.has_part() {
+        let detail =
+            "`at` reads all session keys: leave out `keys`, `prefix`, `after` and `reverse`";
+        return Err(Problem::new(Code::BadQuery, detail));
+    }
+    if params.request_id.is_some() {
+        let detail = "`temp:` values have no past: leave out `request_id` or `at`";
+        return Err(Problem::new(Code::BadQuery, detail));
+    }
+    let cursor = Cursor::of(context, "past state", &format!("{session} {at}"));
+    let after: Option<StateKey> = cursor.open(params.cursor.as_deref())?;
+    let (engine, caller) = (context.engine(), &context.caller);
+    let read = |page| api::past::state(engine, caller, session, at, (after.clone(), page));
+    let (mut state, next) = context.read_page(limit, read).await?;
+    state.next_cursor = next.map(|key| cursor.seal(key));
+    Ok(shown(&state, AnswerHeaders::session(session).at(at)))
 }
 
 /// Write state of a session, its user or (as an admin) its app.
@@ -96,12 +194,13 @@ async fn read_shared(
     user: Option<&str>,
     params: StatePageParams,
 ) -> Answer {
-    let limit = page_limit(params.limit.or(Some(KEYS_MAX)), KEYS_MAX)?;
+    let scope = Some(user.map_or(Scope::App, |_| Scope::User));
+    let part = StatePart::of(params.keys, params.prefix, params.after, params.reverse);
     let owner = format!("{app}/{}", user.unwrap_or_default());
-    let cursor = Cursor::of(context, "shared state", &owner);
-    let after: Option<StateKey> = cursor.open(params.cursor.as_deref())?;
+    let cursor = Cursor::of(context, "shared state", &part.filter(&owner));
+    let (query, limit) = part.query(&cursor, params.cursor.as_deref(), scope, params.limit)?;
     let (engine, caller) = (context.engine(), &context.caller);
-    let read = |page| api::state::read_shared(engine, caller, app, user, (after.clone(), page));
+    let read = |page| api::state::read_shared(engine, caller, app, user, (&query, page));
     let (mut state, next) = context.read_page(limit, read).await?;
     state.next_cursor = next.map(|key| cursor.seal(key));
     Ok(shown(&state, AnswerHeaders::default().at(state.revision)))

@@ -13,7 +13,8 @@ use statehold_core::view::View;
 
 use super::{Entry, Session};
 use crate::port::{
-    ItemQuery, PageLimit, PageRoom, StateValue, StoreError, StoredItem, StoredRecord, record_bytes,
+    ItemQuery, PageLimit, PageRoom, PastItemQuery, PastValue, StateValue, StoreError, StoredItem,
+    StoredRecord, record_bytes,
 };
 
 type ItemsAndNext = (Vec<StoredItem>, Option<u64>);
@@ -85,25 +86,30 @@ impl Session {
             query.task.is_none_or(|task| task == stored.placed.task)
                 && query.before.is_none_or(|seq| stored.placed.item.seq < seq)
         };
-        self.newest_items(query.limit, is_asked)
+        newest_items(self.all_items(), query.limit, is_asked)
     }
 
-    /// A page of the requested items, newest first, and the number before which the next page begins.
-    fn newest_items(
-        &self,
-        limit: PageLimit,
-        is_asked: impl Fn(&StoredItem) -> bool,
-    ) -> Result<ItemsAndNext, StoreError> {
-        let mut room = PageRoom::new(limit);
-        let mut page: Vec<StoredItem> = Vec::new();
-        for stored in self.all_items().into_iter().rev().filter(is_asked) {
-            if !room.take(stored.payload_bytes())? {
-                let next = page.last().map(|last| last.placed.item.seq);
-                return Ok((page, next));
-            }
-            page.push(stored);
+    pub(super) fn items_at(&self, query: PastItemQuery) -> Result<ItemsAndNext, StoreError> {
+        let is_asked = |stored: &StoredItem| {
+            query.before.is_none_or(|seq| stored.placed.item.seq < seq)
+                && query.view.shows(&stored.placed)
+        };
+        let mut items = items_of(self.log_until(query.revision));
+        if query.revision > self.state.revision {
+            items.clear();
         }
-        Ok((page, None))
+        self.rename(&mut items, query.revision);
+        newest_items(items, query.limit, is_asked)
+    }
+
+    /// Gives items of an earlier revision the tasks that forks since then gave them.
+    fn rename(&self, items: &mut [StoredItem], revision: u64) {
+        let since = &self.log[self.log_until(revision).len()..];
+        for (_, event, _) in events(since) {
+            if let Event::TaskRenamed { from, to } = event {
+                rename_task(items, *from, *to);
+            }
+        }
     }
 
     pub(super) fn transcript(
@@ -111,7 +117,7 @@ impl Session {
         before: Option<u64>,
         limit: PageLimit,
     ) -> Result<ItemsAndNext, StoreError> {
-        self.newest_items(limit, |stored| {
+        newest_items(self.all_items(), limit, |stored| {
             before.is_none_or(|seq| stored.placed.item.seq < seq)
                 && View::Client.shows(&stored.placed)
         })
@@ -128,63 +134,31 @@ impl Session {
         was_there.then(|| value(self.log_until(revision), key))?
     }
 
+    /// The session keys at a revision; none beyond the head.
+    pub(super) fn values_at(&self, revision: u64) -> BTreeMap<StateKey, StateValue> {
+        if revision > self.state.revision {
+            return BTreeMap::new();
+        }
+        values(self.log_until(revision))
+    }
+
+    pub(super) fn past_values(
+        &self,
+        places: &[(StateKey, u64)],
+        bytes_max: u64,
+    ) -> Vec<Option<PastValue>> {
+        let past = |(key, revision): &(StateKey, u64)| {
+            let value = self.value_at(key, *revision)?;
+            let bytes = value.len() as u64;
+            let value = (bytes <= bytes_max).then_some(value);
+            Some(PastValue { bytes, value })
+        };
+        places.iter().map(past).collect()
+    }
+
     /// All items in order, each in the task whose history it is in now.
     pub(super) fn all_items(&self) -> Vec<StoredItem> {
-        let mut items: Vec<StoredItem> = Vec::new();
-        let mut roots = BTreeSet::new();
-        for (entry, event, bodies) in events(&self.log) {
-            match event {
-                Event::RequestStarted {
-                    request,
-                    parent: None,
-                    ..
-                } => {
-                    roots.insert(*request);
-                }
-                Event::ItemsAppended {
-                    task,
-                    request,
-                    items: new,
-                } => {
-                    let mut bodies = bodies.iter().cloned();
-                    for item in new {
-                        let placed = PlacedItem {
-                            task: *task,
-                            request: *request,
-                            is_root: roots.contains(request),
-                            rewound: false,
-                            item: item.clone(),
-                        };
-                        let body = bodies.next().flatten();
-                        let attached = bodies.by_ref().take(item.attachments.len());
-                        items.push(StoredItem {
-                            placed,
-                            at: entry.record.content.at,
-                            body,
-                            attachments: attached.collect(),
-                        });
-                    }
-                }
-                Event::TaskRenamed { from, to } => {
-                    let placed = items.iter_mut().map(|stored| &mut stored.placed);
-                    for placed in placed.filter(|placed| placed.task == *from) {
-                        placed.task = *to;
-                    }
-                }
-                Event::Rewound {
-                    items_kept,
-                    items_until,
-                    ..
-                } => {
-                    for stored in &mut items {
-                        let seq = stored.placed.item.seq;
-                        stored.placed.rewound |= *items_kept < seq && seq <= *items_until;
-                    }
-                }
-                _ => {}
-            }
-        }
-        items
+        items_of(&self.log)
     }
 
     /// The private state of a task; a fork's tasks begin with that of the tasks they were.
@@ -207,6 +181,88 @@ impl Session {
             }
         }
         states.remove(&task)
+    }
+}
+
+/// The items of a log in order, each in the task whose history it is in at the end.
+fn items_of(log: &[Arc<Entry>]) -> Vec<StoredItem> {
+    let mut items: Vec<StoredItem> = Vec::new();
+    let mut roots = BTreeSet::new();
+    for (entry, event, bodies) in events(log) {
+        match event {
+            Event::RequestStarted {
+                request,
+                parent: None,
+                ..
+            } => {
+                roots.insert(*request);
+            }
+            Event::ItemsAppended {
+                task,
+                request,
+                items: new,
+            } => {
+                let mut bodies = bodies.iter().cloned();
+                for item in new {
+                    let placed = PlacedItem {
+                        task: *task,
+                        request: *request,
+                        is_root: roots.contains(request),
+                        rewound: false,
+                        item: item.clone(),
+                    };
+                    let body = bodies.next().flatten();
+                    let attached = bodies.by_ref().take(item.attachments.len());
+                    items.push(StoredItem {
+                        placed,
+                        at: entry.record.content.at,
+                        body,
+                        attachments: attached.collect(),
+                    });
+                }
+            }
+            Event::TaskRenamed { from, to } => {
+                rename_task(&mut items, *from, *to);
+            }
+            Event::Rewound {
+                items_kept,
+                items_until,
+                ..
+            } => {
+                for stored in &mut items {
+                    let seq = stored.placed.item.seq;
+                    stored.placed.rewound |= *items_kept < seq && seq <= *items_until;
+                }
+            }
+            _ => {}
+        }
+    }
+    items
+}
+
+/// A page of the requested items, newest first, and the number before which the next page begins.
+fn newest_items(
+    items: Vec<StoredItem>,
+    limit: PageLimit,
+    is_asked: impl Fn(&StoredItem) -> bool,
+) -> Result<ItemsAndNext, StoreError> {
+    let mut room = PageRoom::new(limit);
+    let mut page: Vec<StoredItem> = Vec::new();
+    for stored in items.into_iter().rev().filter(is_asked) {
+        if !room.take(stored.payload_bytes())? {
+            let next = page.last().map(|last| last.placed.item.seq);
+            return Ok((page, next));
+        }
+        page.push(stored);
+    }
+    Ok((page, None))
+}
+
+/// Moves the items of a task to the id that a fork gave it.
+fn rename_task(items: &mut [StoredItem], from: TaskId, to: TaskId) {
+    let placed = items.iter_mut().map(|stored| &mut stored.placed);
+    for placed in placed.filter(|placed| placed.task == from) {
+        placed.task = to;
     }
 }
 

@@ -13,8 +13,9 @@ use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
 use crate::port::{
-    ChangedHead, Committed, Due, DueKind, DuePage, DuePlace, LiveWork, PageLimit, PageRoom,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StoreError, StoredRecord,
+    ChangedHead, Committed, Due, DueKind, DuePage, DuePlace, KeyRange, LiveWork, PageLimit,
+    PageRoom, SessionOrder, SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage,
+    StoreError, StoredRecord,
 };
 
 impl Tables {
@@ -91,11 +92,17 @@ impl Tables {
                 && is_listed
                 && query.app.as_ref().is_none_or(|app| *app == of.app)
                 && query.user.is_none_or(|user| user == of.user)
-                && query.after.is_none_or(|after| found.place < after)
+                && query.after.is_none_or(|after| match query.order {
+                    SessionOrder::Created => found.place < after.number,
+                    SessionOrder::Updated => found.list_place() < after,
+                })
         };
         let all = self.owned().map(|(kept, owner)| summary(kept, owner));
         let mut found: Vec<SessionSummary> = all.filter(is_asked).collect();
-        found.sort_by_key(|summary| Reverse(summary.place));
+        match query.order {
+            SessionOrder::Created => found.sort_by_key(|summary| Reverse(summary.place)),
+            SessionOrder::Updated => found.sort_by_key(|summary| Reverse(summary.list_place())),
+        }
         found.truncate(query.limit);
         found
     }
@@ -246,22 +253,29 @@ fn summary(kept: &Session, owner: &Owner) -> SessionSummary {
         revision: kept.state.revision,
         created_at: kept.created_at,
         updated_at: kept.state.last_at,
+        forked_from: kept.origin,
     }
 }
 
 /// A page of the keys after one. `length` tells the length of a value.
 pub(super) fn page_of_keys<V>(
     values: BTreeMap<StateKey, V>,
-    after: Option<&StateKey>,
+    range: &KeyRange,
     limit: PageLimit,
     length: impl Fn(&V) -> usize,
 ) -> Result<StatePage<V>, StoreError> {
     let mut room = PageRoom::new(limit);
     let mut page = StatePage::default();
+    let (begin, end) = range.bounds();
+    let is_inside = |key: &StateKey| begin <= key.as_str() && key.as_str() < end;
+    let mut values: Vec<_> = values
+        .into_iter()
+        .filter(|(key, _)| is_inside(key))
+        .collect();
+    if range.is_reverse() {
+        values.reverse();
+    }
     for (key, value) in values {
-        if after.is_some_and(|after| key <= *after) {
-            continue;
-        }
         let bytes = key.as_str().len() + length(&value);
         if !room.take(bytes as u64)? {
             page.has_more = true;

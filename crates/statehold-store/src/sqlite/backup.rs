@@ -16,7 +16,7 @@ use statehold_core::session::SessionState;
 use super::log::Uuid16;
 use super::recent::Recent;
 use super::sql::{corrupt_or_unavailable, damaged};
-use super::{FILE_NAME, check, read, schema, write};
+use super::{FILE_NAME, check, read, schema, updates, write};
 use crate::check::CheckReport;
 use crate::commit::Commit;
 use crate::keys::{create_private, sync_directory};
@@ -123,6 +123,7 @@ fn raise_fences(part: &Path) -> Result<(), StoreError> {
     let place = corrupt_or_unavailable("the table `live_request`");
     let mut target = Connection::open(part).map_err(&place)?;
     let tx = target.transaction().map_err(&place)?;
+    let until = updates::until(&tx)?;
     let sql = "SELECT id FROM session WHERE pk IN (SELECT session FROM live_request) ORDER BY pk";
     let sessions: Vec<Uuid16> = read::all(&tx, sql, [], |row| row.get(0))?;
     for session in sessions {
@@ -138,6 +139,7 @@ fn raise_fences(part: &Path) -> Result<(), StoreError> {
             state = commit.after;
         }
     }
+    updates::catch_up(&tx, until)?;
     tx.commit().map_err(&place)
 }
 

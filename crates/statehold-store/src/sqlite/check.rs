@@ -10,6 +10,7 @@ mod erased;
 mod memories;
 mod sums;
 mod tenant;
+mod updates;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -129,6 +130,8 @@ fn check_all(
         return Ok(());
     }
     rows.compare(conn, report)?;
+    let checked = updates::check(conn, report);
+    report.go_on(checked)?;
     // On a damaged log this would only say the same things again.
     if report.problems_total == beside_sessions {
         beside::check(conn, report)?;

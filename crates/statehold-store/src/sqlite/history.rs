@@ -18,7 +18,7 @@ use super::read::{all, by_id, first};
 use super::sql::{from_sql, id_bytes, to_sql};
 use super::tail::RowReader;
 use crate::commit::WrittenItems;
-use crate::port::{ItemQuery, PageLimit, PageRoom, StoreError, StoredItem};
+use crate::port::{ItemQuery, PageLimit, PageRoom, PastItemQuery, StoreError, StoredItem};
 
 /// How many records a page of the transcript looks at.
 const TRANSCRIPT_RECORDS_MAX: usize = 2_000;
@@ -76,14 +76,50 @@ pub(super) fn transcript(
     let Some(row) = log::session_row(conn, session)? else {
         return Ok((Vec::new(), None));
     };
-    let mut placing = Placing::of(conn, &row)?;
-    let mut at = match before {
+    let placing = Placing::of(conn, &row)?;
+    let at = match before {
         Some(before) if before > 1 => log::seek_item(conn, &row, before - 1)?.id,
         Some(_) => 0,
         None => row.last_log,
     };
     let before = before.unwrap_or(u64::MAX);
     let is_asked = |item: &PlacedItem| item.item.seq < before && View::Client.shows(item);
+    walk_page(conn, &row, at, placing, limit, is_asked)
+}
+
+/// A page of the items that a session had at a revision, newest first, and the start of the next page.
+pub(super) fn items_at(
+    conn: &RowReader<'_>,
+    session: SessionId,
+    query: PastItemQuery,
+) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
+    let row = log::session_row(conn, session)?;
+    let Some(row) = row.filter(|row| (1..=row.revision).contains(&query.revision)) else {
+        return Ok((Vec::new(), None));
+    };
+    let head = log::seek(conn, &row, query.revision)?.id;
+    let at = match query.before {
+        // Rows are numbered in the order of the log, so the smaller number is the earlier row of the session.
+        Some(before) if before > 1 => head.min(log::seek_item(conn, &row, before - 1)?.id),
+        Some(_) => 0,
+        None => head,
+    };
+    let before = query.before.unwrap_or(u64::MAX);
+    let is_asked = |item: &PlacedItem| item.item.seq < before && query.view.shows(item);
+    let placing = Placing::at(conn, &row, query.revision)?;
+    walk_page(conn, &row, at, placing, query.limit, is_asked)
+}
+
+/// A page of the requested items at and before a row, and the start of the next page. Looks at a bounded number
+/// of records.
+fn walk_page(
+    conn: &RowReader<'_>,
+    row: &SessionRow,
+    mut at: i64,
+    mut placing: Placing,
+    limit: PageLimit,
+    is_asked: impl Fn(&PlacedItem) -> bool,
+) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
     let mut page = ItemPage::new(limit);
     // One item more than the page has room for shows that there is a next page.
     for _ in 0..TRANSCRIPT_RECORDS_MAX {
@@ -92,8 +128,8 @@ pub(super) fn transcript(
         }
         let log = conn.row(at)?;
         at = log.prev;
-        page.read_row(conn, &log, row.user, &mut placing, is_asked)?;
-        placing.walk(conn, &row, &log);
+        page.read_row(conn, &log, row.user, &mut placing, &is_asked)?;
+        placing.walk(conn, row, &log);
     }
     let next = if page.has_more {
         page.last_seq()
@@ -205,8 +241,13 @@ pub(super) struct Placing {
 
 impl Placing {
     pub(super) fn of(conn: &Connection, session: &SessionRow) -> Result<Self, StoreError> {
+        Self::at(conn, session, u64::MAX)
+    }
+
+    /// Without the rewinds after a revision.
+    fn at(conn: &Connection, session: &SessionRow, revision: u64) -> Result<Self, StoreError> {
         Ok(Self {
-            rewinds: rewinds(conn, session)?,
+            rewinds: rewinds(conn, session, revision)?,
             names: inherited_names(conn, session)?,
             roots: BTreeMap::new(),
         })
@@ -399,10 +440,14 @@ fn is_root(conn: &Connection, task: TaskId) -> Result<bool, StoreError> {
     Ok(closed.is_some_and(|closed| closed.task.parent.is_none()))
 }
 
-/// The ranges of items that rewinds removed, including ranges that a fork inherited.
-fn rewinds(conn: &Connection, session: &SessionRow) -> Result<Vec<(u64, u64)>, StoreError> {
+/// The ranges of items that rewinds up to a revision removed, including ranges that a fork inherited.
+fn rewinds(
+    conn: &Connection,
+    session: &SessionRow,
+    until: u64,
+) -> Result<Vec<(u64, u64)>, StoreError> {
     let mut ranges = Vec::new();
-    let (mut pk, mut until, mut inherited) = (session.pk, u64::MAX, session.clone());
+    let (mut pk, mut until, mut inherited) = (session.pk, until, session.clone());
     loop {
         let sql = "SELECT items_kept, items_until FROM rewind WHERE session = ?1 AND seq <= ?2";
         let found = all(conn, sql, (pk, to_sql(until)), |row| {

@@ -402,6 +402,23 @@ impl LogRow {
         })
     }
 
+    /// One payload of the record, without unpacking the others.
+    pub(super) fn body(
+        &self,
+        conn: &Connection,
+        user: UserId,
+        index: usize,
+        name: BodyRef,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let named = [name];
+        let stored = codec::unpack_some(&self.bodies, index, &named);
+        let mut bodies = self.open(conn, stored, &named, |name| {
+            let packed = packed_blob(conn, user, &name.digest, &self.place())?;
+            codec::unpack(&packed).map_err(|error| damaged(self.place(), error))
+        })?;
+        Ok(bodies.pop().flatten())
+    }
+
     /// A long payload that the tail has, packed.
     pub(super) fn blob(&self, digest: &Digest) -> Option<&[u8]> {
         let mut blobs = self.blobs.iter().filter(|(known, _)| known == digest);

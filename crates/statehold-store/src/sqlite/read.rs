@@ -12,9 +12,7 @@ use statehold_core::record::{Event, Record};
 use statehold_core::request::LiveRequest;
 use statehold_core::root::SignedHead;
 use statehold_core::scope::StateKey;
-use statehold_core::session::{
-    Owner, STATE_KEEPER, SessionState, SessionStatus, TimeToLive, TtlMode,
-};
+use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive, TtlMode};
 use statehold_core::task::Task;
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
@@ -23,11 +21,12 @@ use super::log::{self, LogRow, SessionRow, Uuid16};
 use super::memory;
 use super::snapshot::Snapshot;
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
+use super::updates;
 use crate::codec;
 use crate::commit::Answer;
 use crate::port::{
-    ChangedHead, Committed, LiveWork, PageLimit, PageRoom, SessionQuery, SessionSummary,
-    SharedOwner, SharedValue, StatePage, StateValue, StoreError,
+    ChangedHead, Committed, KeyRange, LiveWork, PageLimit, PageRoom, SessionOrder, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, StoreError,
 };
 
 /// All rows of a query.
@@ -185,15 +184,19 @@ fn state_key(text: &str) -> Result<StateKey, StoreError> {
 pub(super) fn state(
     conn: &Connection,
     session: SessionId,
-    after: Option<&StateKey>,
+    range: &KeyRange,
     limit: PageLimit,
 ) -> Result<StatePage<StateValue>, StoreError> {
     let Some(row) = log::session_row(conn, session)? else {
         return Ok(StatePage::default());
     };
-    let sql = "SELECT key, version, value FROM state WHERE session = ?1 AND key > ?2 ORDER BY key";
-    let params = (row.pk, after.map_or("", StateKey::as_str));
-    state_page(conn, sql, params, limit, |row| {
+    let order = if range.is_reverse() { "DESC" } else { "ASC" };
+    let sql = format!(
+        "SELECT key, version, value FROM state WHERE session = ?1 AND key >= ?2 AND key < ?3
+         ORDER BY key {order}"
+    );
+    let (begin, end) = range.bounds();
+    state_page(conn, &sql, (row.pk, begin, end), limit, |row| {
         let (key, version): (String, i64) = (row.get(0)?, row.get(1)?);
         let packed: Vec<u8> = row.get(2)?;
         Ok(move || open_state(session, &key, version, &packed))
@@ -288,14 +291,24 @@ pub(super) struct LoggedValue {
 }
 
 impl LoggedValue {
+    /// The length of the value, also if it was erased.
+    pub(super) fn bytes(&self) -> u64 {
+        let bodies = self.record.bodies();
+        bodies
+            .get(self.index)
+            .map_or(0, |body| u64::from(body.bytes))
+    }
+
     /// None if it was erased.
     pub(super) fn value(
         &self,
         conn: &Connection,
         user: UserId,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        let bodies = self.row.bodies(conn, user, &self.record)?;
-        Ok(bodies.into_iter().nth(self.index).flatten())
+        match self.record.bodies().get(self.index) {
+            Some(name) => self.row.body(conn, user, self.index, *name),
+            None => Ok(None),
+        }
     }
 }
 
@@ -427,16 +440,20 @@ pub(super) fn task_state_at(
 pub(super) fn shared(
     conn: &Connection,
     owner: &SharedOwner,
-    after: Option<&StateKey>,
+    range: &KeyRange,
     limit: PageLimit,
 ) -> Result<StatePage<SharedValue>, StoreError> {
-    let sql = "SELECT key, version, value, session, revision, principal, at, request FROM shared
-               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND value IS NOT NULL AND key > ?4
-               ORDER BY key";
+    let order = if range.is_reverse() { "DESC" } else { "ASC" };
+    let sql = format!(
+        "SELECT key, version, value, session, revision, principal, at, request FROM shared
+         WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND value IS NOT NULL AND key >= ?4
+               AND key < ?5
+         ORDER BY key {order}"
+    );
     let (tenant, app) = (owner.tenant.as_str(), owner.app.as_str());
-    let after = after.map_or("", StateKey::as_str);
-    let params = (tenant, app, user_of(owner), after);
-    state_page(conn, sql, params, limit, |row| {
+    let (begin, end) = range.bounds();
+    let params = (tenant, app, user_of(owner), begin, end);
+    state_page(conn, &sql, params, limit, |row| {
         let row = shared_row(row)?;
         Ok(move || row.open())
     })
@@ -566,6 +583,9 @@ pub(super) fn sessions(
     from: &Snapshot<'_>,
     query: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, StoreError> {
+    if query.order == SessionOrder::Updated {
+        return updates::sessions(from, query);
+    }
     // One index each for the tenant, its apps and its users; the query filters by the rest.
     let by = match (&query.app, &query.user) {
         (_, Some(_)) => "session_by_user",
@@ -573,24 +593,23 @@ pub(super) fn sessions(
         (None, None) => "session_by_tenant",
     };
     let app = if query.app.is_some() {
-        "AND app = ?4"
+        "AND app = ?3"
+    } else {
+        "AND ?3 IS NULL"
+    };
+    let user = if query.user.is_some() {
+        "AND user = ?4"
     } else {
         "AND ?4 IS NULL"
     };
-    let user = if query.user.is_some() {
-        "AND user = ?5"
-    } else {
-        "AND ?5 IS NULL"
-    };
     let sql = format!(
         "SELECT {SUMMARY_COLUMNS} FROM session INDEXED BY {by}
-         WHERE tenant = ?1 AND pk < ?2 AND NOT deleted AND agent <> ?3 {app} {user}
+         WHERE tenant = ?1 AND pk < ?2 AND listed = 1 {app} {user}
          ORDER BY pk DESC"
     );
     let key = params![
         query.tenant.as_str(),
-        query.after.map_or(i64::MAX, to_sql),
-        STATE_KEEPER,
+        query.after.map_or(i64::MAX, |after| to_sql(after.number)),
         query.app.as_ref().map(Name::as_str),
         query.user.as_ref().map(|user| id_bytes(user.as_uuid())),
     ];
@@ -615,9 +634,10 @@ pub(super) fn session(
 pub(super) const SUMMARY_COLUMNS: &str = "session.id, session.pk, session.tenant, session.app, \
     session.user, session.agent, session.name, session.labels, session.status, session.deleted, \
     session.ttl_mode, session.ttl_ms, session.expires_at, session.revision, session.created_at, \
-    session.last_at";
+    session.last_at, session.origin_seq, \
+    (SELECT origin.id FROM session AS origin WHERE origin.pk = session.origin)";
 /// The number of `SUMMARY_COLUMNS`.
-pub(super) const SUMMARY_WIDTH: usize = 16;
+pub(super) const SUMMARY_WIDTH: usize = 18;
 
 /// The columns of a session that lists show, before they are understood.
 pub(super) struct SummaryRow {
@@ -631,6 +651,8 @@ pub(super) struct SummaryRow {
     ttl: (Option<String>, Option<i64>),
     expires_at: Option<i64>,
     numbers: [i64; 3],
+    /// The last revision of the origin, and the origin of a fork.
+    origin: (i64, Option<Uuid>),
 }
 
 impl SummaryRow {
@@ -646,6 +668,10 @@ impl SummaryRow {
             ttl: (row.get(10)?, row.get(11)?),
             expires_at: row.get(12)?,
             numbers: [row.get(13)?, row.get(14)?, row.get(15)?],
+            origin: (
+                row.get(16)?,
+                row.get::<_, Option<Uuid16>>(17)?.map(|id| id.0),
+            ),
         })
     }
 
@@ -686,6 +712,10 @@ impl SummaryRow {
             revision: from_sql(self.numbers[0]),
             created_at: Timestamp::from_micros(self.numbers[1]),
             updated_at: Timestamp::from_micros(self.numbers[2]),
+            forked_from: self
+                .origin
+                .1
+                .map(|origin| (SessionId::from_uuid(origin), from_sql(self.origin.0))),
         })
     }
 }

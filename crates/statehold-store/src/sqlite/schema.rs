@@ -7,6 +7,7 @@ use rusqlite::{Connection, MAIN_DB, OpenFlags};
 
 use super::sql::{corrupt_or_unavailable, damaged, from_sql};
 use super::sums::row_sum;
+use super::updates;
 use crate::port::StoreError;
 
 /// "SHLD" as a number: the application id in the file header.
@@ -17,7 +18,7 @@ const SCHEMA: &str = include_str!("sql/schema.sql");
 
 /// The version of the layout that this build writes, and the only one that it reads: no version is released yet,
 /// so there is nothing to migrate. Raise it with every change of tables, rows or records.
-pub const LAYOUT_VERSION: i32 = 3;
+pub const LAYOUT_VERSION: i32 = 4;
 
 /// What to do with a file of another build.
 const OTHERWISE: &str = "Open it with the build that wrote it, or begin anew with another --data or \
@@ -156,6 +157,7 @@ pub(super) fn create(conn: &mut Connection) -> Result<(), StoreError> {
         .map_err(&place)?;
         set_meta(&tx, "epoch", "1").map_err(&place)?;
         set_meta(&tx, "kind", "live").map_err(&place)?;
+        updates::begin(&tx).map_err(&place)?;
         tx.commit().map_err(&place)?;
     }
     require_known_schema(conn)
@@ -235,4 +237,19 @@ pub(super) fn meta(conn: &Connection, key: &str) -> Result<String, StoreError> {
     conn.prepare_cached("SELECT value FROM meta WHERE key = ?1")
         .and_then(|mut statement| statement.query_row([key], |row| row.get(0)))
         .map_err(corrupt_or_unavailable("the table `meta`"))
+}
+
+/// A value of the `meta` table that is what its checksum says.
+pub(super) fn sound_meta(conn: &Connection, key: &str) -> Result<String, StoreError> {
+    let place = "the table `meta`";
+    let (value, sum): (String, Vec<u8>) = conn
+        .prepare_cached("SELECT value, sum FROM meta WHERE key = ?1")
+        .and_then(|mut statement| statement.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))))
+        .map_err(corrupt_or_unavailable(place))?;
+    if sum == row_sum(&[key.into(), value.as_str().into()]) {
+        Ok(value)
+    } else {
+        let what = format!("`{key}` is not what its checksum says");
+        Err(damaged(place, what))
+    }
 }

@@ -1,6 +1,6 @@
 //! A snapshot of the file. Lists that are read from it leave damaged rows out.
 
-use std::ops::Deref;
+use std::ops::{ControlFlow, Deref};
 
 use rusqlite::{Connection, Params, Row};
 use statehold_core::ids::SessionId;
@@ -43,17 +43,39 @@ impl Snapshot<'_> {
         limit: usize,
         mut read: impl FnMut(&Row<'_>) -> Result<T, BoxError>,
     ) -> Result<Vec<T>, StoreError> {
+        let mut found = Vec::new();
+        if limit == 0 {
+            return Ok(found);
+        }
+        self.visit(sql, params, |row| {
+            found.push(read(row)?);
+            Ok(if found.len() < limit {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            })
+        })?;
+        Ok(found)
+    }
+
+    /// Gives the rows of a list to `read`, until that has enough. The first column is the id of the session. A
+    /// damaged row is noted and left out.
+    pub(super) fn visit(
+        &self,
+        sql: &str,
+        params: impl Params,
+        mut read: impl FnMut(&Row<'_>) -> Result<ControlFlow<()>, BoxError>,
+    ) -> Result<(), StoreError> {
         let failed = |error| corrupt_or_unavailable(&place_of(sql))(error);
         let mut statement = self.conn.prepare_cached(sql).map_err(&failed)?;
         let mut rows = statement.query(params).map_err(&failed)?;
-        let mut found = Vec::new();
-        while found.len() < limit
-            && let Some(row) = rows.next().map_err(&failed)?
-        {
+        while let Some(row) = rows.next().map_err(&failed)? {
             let entry = read(row).map_err(|error| row_damage(sql, row, error));
-            found.extend(self.sound(entry)?);
+            if let Some(ControlFlow::Break(())) = self.sound(entry)? {
+                break;
+            }
         }
-        Ok(found)
+        Ok(())
     }
 
     /// The entry of a list. None if it is damaged, which is noted.

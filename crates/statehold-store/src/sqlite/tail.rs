@@ -462,6 +462,7 @@ impl NextSummary {
                 revision: after.revision,
                 created_at: content.at,
                 updated_at: content.at,
+                forked_from: commit.writes.fork,
             },
         })
     }
@@ -477,6 +478,7 @@ impl NextSummary {
         self.summary.name = before.name.take();
         self.summary.labels = before.labels.take();
         self.summary.created_at = before.created_at;
+        self.summary.forked_from = before.forked_from;
         *before = self.summary;
         Some(known)
     }

@@ -8,7 +8,7 @@ use statehold_core::name::Name;
 use statehold_core::record::{Change, Event, RecordContent};
 use statehold_core::request::LiveStatus;
 use statehold_core::scope::{Scope, StateKey};
-use statehold_core::session::{Owner, SessionState, SessionStatus, TtlMode};
+use statehold_core::session::{Owner, STATE_KEEPER, SessionState, SessionStatus, TtlMode};
 use statehold_core::time::Timestamp;
 
 use super::fork::{self, ForkPlaces};
@@ -347,6 +347,14 @@ fn write_session(
              WHERE pk = ?1",
             &values[..],
         )?;
+        if after.deleted && !row.deleted {
+            // Apart, because setting a column of an index writes the pages of the index.
+            run(
+                conn,
+                "UPDATE session SET listed = 0 WHERE pk = ?1",
+                [row.pk],
+            )?;
+        }
         write_names(conn, commit, row.pk)?;
         return Ok(row.pk);
     }
@@ -360,7 +368,7 @@ fn write_session(
         None => (0, 0),
     };
     let id = commit.session();
-    let values: [&dyn ToSql; 22] = [
+    let values: [&dyn ToSql; 23] = [
         &id_bytes(id.as_uuid()),
         &owner.tenant.as_str(),
         &owner.app.as_str(),
@@ -383,17 +391,23 @@ fn write_session(
         &columns.ttl_mode,
         &columns.ttl_ms,
         &columns.expires_at,
+        &is_listed(owner, after),
     ];
     run(
         conn,
         "INSERT INTO session(id, tenant, app, user, agent, name, labels, closed, revision, head,
          created_at, last_at, tasks_opened, requests_started, items_appended, last_log, origin,
-         origin_seq, status, deleted, ttl_mode, ttl_ms, expires_at)
+         origin_seq, status, deleted, ttl_mode, ttl_ms, expires_at, listed)
          VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17,
-         ?18, ?19, ?20, ?21, ?22)",
+         ?18, ?19, ?20, ?21, ?22, ?23)",
         &values[..],
     )?;
     Ok(conn.last_insert_rowid())
+}
+
+/// Whether lists show a session.
+pub(super) fn is_listed(owner: &Owner, state: &SessionState) -> bool {
+    !state.deleted && owner.agent.as_str() != STATE_KEEPER
 }
 
 /// The columns of a session by which lists and timers find it.

@@ -19,7 +19,7 @@ use super::log::RowColumns;
 use super::recent::Recent;
 use super::sql::corrupt_or_unavailable;
 use super::tail::Tail;
-use super::{OnStop, schema, write};
+use super::{OnStop, schema, updates, write};
 use crate::commit::Commit;
 use crate::port::{DamageLog, PendingCommit, StoreError};
 
@@ -74,11 +74,16 @@ impl Writer {
     ) -> Self {
         let (jobs, mut queue) = mpsc::channel(QUEUE_MAX);
         let name = "statehold-writer".to_owned();
+        // Damage in the order of sessions fails lists in that order, and no commit.
+        let updates_until = updates::until(&conn)
+            .inspect_err(|error| damage.note(error))
+            .ok();
         let mut group = Group {
             conn,
             epoch,
             on_stop,
             unfolded_bytes: 0,
+            updates_until,
             recent: Recent::default(),
             tail,
             damage: Arc::clone(&damage),
@@ -206,6 +211,8 @@ struct Group {
     epoch: String,
     on_stop: OnStop,
     unfolded_bytes: u64,
+    /// The row of the log up to which the order of sessions is right. None if that is damaged.
+    updates_until: Option<i64>,
     recent: Recent,
     tail: Arc<Tail>,
     damage: Arc<DamageLog>,
@@ -348,10 +355,34 @@ impl Group {
                 self.write_one(queued)?
             });
         }
+        let newest = results.iter().flatten().map(|columns| columns.id).max();
+        let updates_until = self.order_sessions(newest.unwrap_or(0))?;
         let sessions = commits.iter().map(|queued| queued.commit.session());
         self.tail.begin_group(sessions);
         self.execute("COMMIT")?;
+        self.updates_until = updates_until;
         Ok(results)
+    }
+
+    /// Brings the order of sessions up to date if the log is far ahead of it, also of the rows in this transaction.
+    fn order_sessions(&self, newest: i64) -> Result<Option<i64>, StoreError> {
+        let Some(until) = self.updates_until else {
+            return Ok(None);
+        };
+        if newest - until <= updates::LAG_MAX {
+            return Ok(Some(until));
+        }
+        self.execute("SAVEPOINT updates")?;
+        let ordered = match updates::catch_up(&self.conn, until) {
+            Err(error @ StoreError::Corrupt { .. }) => {
+                self.damage.note(&error);
+                self.execute("ROLLBACK TO updates")?;
+                None
+            }
+            ordered => Some(ordered?),
+        };
+        self.execute("RELEASE updates")?;
+        Ok(ordered)
     }
 
     /// Writes one commit. The inner error refuses this one; the outer, the group.

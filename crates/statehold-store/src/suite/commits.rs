@@ -13,7 +13,7 @@ use super::fixture::{self, key, session};
 use super::picture::{Picture, answer_key};
 use super::story;
 use crate::memory::MemoryStore;
-use crate::{Answer, Commit, PageLimit, Store, StoreError};
+use crate::{Answer, Commit, KeyRange, PageLimit, Store, StoreError};
 
 pub(super) async fn load_equals_the_fold_after_every_command(store: Arc<dyn Store>) {
     let mut driver = Driver::new(store, fixture::owner(), 1);
@@ -196,7 +196,11 @@ pub(super) async fn of_two_commits_on_one_revision_one_is_taken(store: Arc<dyn S
         "{refused:?}"
     );
     let values = store
-        .state(first.session(), None, PageLimit::entries(usize::MAX))
+        .state(
+            first.session(),
+            KeyRange::default(),
+            PageLimit::entries(usize::MAX),
+        )
         .await
         .expect(HEALTHY)
         .values;

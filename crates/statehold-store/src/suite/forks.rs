@@ -16,7 +16,7 @@ use super::past::require_past;
 use super::picture::Picture;
 use super::state::values;
 use super::story;
-use crate::{FORK_LEVELS_MAX, PageLimit, SessionQuery, Store, StoreError};
+use crate::{FORK_LEVELS_MAX, PageLimit, SessionOrder, SessionQuery, Store, StoreError};
 
 async fn told(store: Arc<dyn Store>, until: u64) -> Driver {
     let mut driver = Driver::new(store, fixture::owner(), 1);
@@ -340,6 +340,7 @@ pub(super) async fn a_fork_is_listed_without_the_name_of_its_origin(store: Arc<d
         tenant: driver.owner.tenant.clone(),
         app: None,
         user: None,
+        order: SessionOrder::Created,
         after: None,
         limit: 10,
     };

@@ -12,7 +12,7 @@ use super::HEALTHY;
 use super::driver::{Driver, Refusal};
 use super::fixture::{name, owner, owner_of, session, the_end};
 use super::picture::Picture;
-use crate::{Due, DueKind, SessionQuery, SessionSummary, Store, StoreError};
+use crate::{Due, DueKind, SessionOrder, SessionQuery, SessionSummary, Store, StoreError};
 
 async fn summary(driver: &Driver) -> SessionSummary {
     let found = driver.store.session(driver.session()).await;
@@ -33,6 +33,7 @@ async fn listed(store: &Arc<dyn Store>) -> Vec<SessionId> {
             tenant: tenant.clone(),
             app,
             user,
+            order: SessionOrder::Created,
             after: None,
             limit,
         };
@@ -254,7 +255,8 @@ pub(super) async fn an_expired_session_is_listed_and_a_deleted_one_is_not(store:
         tenant: name("north"),
         app: None,
         user: None,
-        after: Some(summary(&drivers[3]).await.place),
+        order: SessionOrder::Created,
+        after: Some(summary(&drivers[3]).await.list_place()),
         limit: 1,
     };
     let next = store.sessions(page).await.expect(HEALTHY);

@@ -13,7 +13,9 @@ use super::driver::Driver;
 use super::fixture::{self, key};
 use super::story;
 use crate::codec::BLOB_BYTES_MIN;
-use crate::{ItemQuery, PageLimit, SharedOwner, Store, StoreError, StoredItem, StoredRecord};
+use crate::{
+    ItemQuery, KeyRange, PageLimit, SharedOwner, Store, StoreError, StoredItem, StoredRecord,
+};
 
 async fn records(driver: &Driver) -> Vec<StoredRecord> {
     let found = driver
@@ -192,7 +194,9 @@ pub(super) async fn every_page_is_bounded_in_bytes(store: Arc<dyn Store>) {
         let after = RefCell::new(None);
         let read = async |limit: PageLimit| {
             let start = after.borrow().clone();
-            let page = store.state(session, start, limit).await?;
+            let page = store
+                .state(session, KeyRange::default().after(start.as_ref()), limit)
+                .await?;
             let last = page.values.last_key_value().map(|(key, _)| key.clone());
             *after.borrow_mut() = last;
             let sizes = page.values.iter();
@@ -205,7 +209,13 @@ pub(super) async fn every_page_is_bounded_in_bytes(store: Arc<dyn Store>) {
         after.replace(None);
         let read = async |limit: PageLimit| {
             let start = after.borrow().clone();
-            let page = store.shared(owner.clone(), start, limit).await?;
+            let page = store
+                .shared(
+                    owner.clone(),
+                    KeyRange::default().after(start.as_ref()),
+                    limit,
+                )
+                .await?;
             let last = page.values.last_key_value().map(|(key, _)| key.clone());
             *after.borrow_mut() = last;
             let sizes = page.values.iter();
@@ -273,7 +283,11 @@ pub(super) async fn payloads_of_every_kind_and_length_come_back(store: Arc<dyn S
         .put(&[("long", long), ("user:long", long), ("app:long", long)])
         .await;
     let value = store
-        .state(driver.session(), None, PageLimit::entries(usize::MAX))
+        .state(
+            driver.session(),
+            KeyRange::default(),
+            PageLimit::entries(usize::MAX),
+        )
         .await
         .expect(HEALTHY)
         .values;

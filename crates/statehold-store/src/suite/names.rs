@@ -9,7 +9,7 @@ use super::HEALTHY;
 use super::driver::Driver;
 use super::fixture::{owner, owner_of, session};
 use super::picture::Picture;
-use crate::{SessionQuery, Store, StoreError};
+use crate::{SessionOrder, SessionQuery, Store, StoreError};
 
 pub(super) async fn begin_named(
     store: &Arc<dyn Store>,
@@ -62,6 +62,7 @@ pub(super) async fn a_name_is_free_for_other_users_apps_and_tenants(store: Arc<d
             tenant: owner.tenant,
             app: Some(owner.app),
             user: Some(owner.user),
+            order: SessionOrder::Created,
             after: None,
             limit: 10,
         };

@@ -7,13 +7,14 @@ use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId};
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::SessionState;
+use statehold_core::view::View;
 
 use super::driver::Driver;
 use super::fixture::{name, the_end};
 use crate::{
-    Answer, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, MemoryPage, MemoryQuery, PageLimit,
-    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoredItem,
-    StoredRecord,
+    Answer, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, KeyRange, MemoryPage, MemoryQuery,
+    PageLimit, PastItemQuery, PastStateQuery, PastValue, SessionOrder, SessionQuery,
+    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoredItem, StoredRecord,
 };
 
 /// Agents that the suite names.
@@ -44,6 +45,8 @@ struct SessionPicture {
     items: Vec<StoredItem>,
     values: BTreeMap<StateKey, StateValue>,
     earlier_values: Vec<Option<Vec<u8>>>,
+    earlier_states: Vec<BTreeMap<StateKey, StateValue>>,
+    earlier_items: Vec<Vec<StoredItem>>,
     memories: Vec<MemoryPage>,
 }
 
@@ -93,7 +96,7 @@ impl Picture {
                 let owner = SharedOwner::of(&driver.owner, scope);
                 picture.shared.push(
                     store
-                        .shared(owner, None, PageLimit::entries(usize::MAX))
+                        .shared(owner, KeyRange::default(), PageLimit::entries(usize::MAX))
                         .await
                         .expect(HEALTHY)
                         .values,
@@ -124,6 +127,14 @@ impl Picture {
             assert_eq!(
                 found.earlier_values, expected.earlier_values,
                 "earlier values, {when}"
+            );
+            assert_eq!(
+                found.earlier_states, expected.earlier_states,
+                "earlier states, {when}"
+            );
+            assert_eq!(
+                found.earlier_items, expected.earlier_items,
+                "earlier items, {when}"
             );
             assert_eq!(found.memories, expected.memories, "the memories, {when}");
             assert_eq!(found.past, expected.past, "earlier states, {when}");
@@ -185,18 +196,63 @@ impl Picture {
     }
 }
 
+/// The session keys at a revision, in small pages. Each has the value that a read of it alone finds.
+async fn state_then(
+    store: &dyn Store,
+    session: SessionId,
+    revision: u64,
+) -> BTreeMap<StateKey, StateValue> {
+    let mut found = BTreeMap::new();
+    loop {
+        let query = PastStateQuery {
+            revision,
+            after: found.keys().last().cloned(),
+            limit: PageLimit::entries(2),
+        };
+        let page = store.past_state(session, query).await.expect(HEALTHY);
+        found.extend(page.values);
+        if !page.has_more {
+            break;
+        }
+    }
+    for (key, then) in &found {
+        let place = vec![(key.clone(), then.version)];
+        let alone = store.past_values(session, place, u64::MAX).await;
+        let expected = PastValue {
+            bytes: then.value.len() as u64,
+            value: Some(then.value.clone()),
+        };
+        assert_eq!(alone.expect(HEALTHY), [Some(expected)], "{key}");
+        let place = vec![(key.clone(), then.version)];
+        let length = store.past_values(session, place, 0).await.expect(HEALTHY);
+        let length = length[0].as_ref().map(|value| (value.bytes, &value.value));
+        assert_eq!(length, Some((then.value.len() as u64, &None)), "{key}");
+    }
+    found
+}
+
 async fn picture_session(store: &dyn Store, driver: &Driver, since: u64) -> SessionPicture {
     let session = driver.session();
     let revision = driver.state.revision;
     let keys = driver.past.iter().flat_map(|past| past.keys.keys());
     let keys: BTreeSet<&StateKey> = keys.collect();
     let (mut past, mut earlier_values) = (Vec::new(), Vec::new());
+    let (mut earlier_states, mut earlier_items) = (Vec::new(), Vec::new());
     for at in since..=revision + 1 {
         past.push(store.load_at(session, at).await.expect(HEALTHY));
         for &key in &keys {
             let value = store.state_at(session, key.clone(), at).await;
             earlier_values.push(value.expect(HEALTHY));
         }
+        earlier_states.push(state_then(store, session, at).await);
+        let items = PastItemQuery {
+            revision: at,
+            view: View::Trace,
+            before: None,
+            limit: PageLimit::entries(1_000),
+        };
+        let items = store.items_at(session, items).await;
+        earlier_items.push(items.expect(HEALTHY).0);
     }
     let mut memories = Vec::new();
     for (path, memory) in driver.state.memories.iter() {
@@ -228,11 +284,13 @@ async fn picture_session(store: &dyn Store, driver: &Driver, since: u64) -> Sess
             .expect(HEALTHY),
         items: store.items(session, query).await.expect(HEALTHY).0,
         values: store
-            .state(session, None, PageLimit::entries(usize::MAX))
+            .state(session, KeyRange::default(), PageLimit::entries(usize::MAX))
             .await
             .expect(HEALTHY)
             .values,
         earlier_values,
+        earlier_states,
+        earlier_items,
         memories,
     }
 }
@@ -243,6 +301,7 @@ async fn picture_lists(store: &dyn Store, driver: &Driver) -> Lists {
         tenant: tenant.clone(),
         app: Some(driver.owner.app.clone()),
         user: Some(driver.owner.user),
+        order: SessionOrder::Created,
         after: None,
         limit: 1_000,
     };

@@ -12,7 +12,7 @@ use super::HEALTHY;
 use super::driver::Driver;
 use super::fixture::{key, owner, owner_of};
 use super::picture::Picture;
-use crate::{PageLimit, SharedOwner, SharedValue, Store, StoreError};
+use crate::{KeyRange, PageLimit, SharedOwner, SharedValue, Store, StoreError};
 
 async fn all(
     store: &Arc<dyn Store>,
@@ -21,7 +21,7 @@ async fn all(
 ) -> BTreeMap<StateKey, SharedValue> {
     let owner = SharedOwner::of(owner, scope);
     store
-        .shared(owner, None, PageLimit::entries(usize::MAX))
+        .shared(owner, KeyRange::default(), PageLimit::entries(usize::MAX))
         .await
         .expect(HEALTHY)
         .values
@@ -242,7 +242,7 @@ pub(super) async fn one_key_is_read_as_it_is_among_all(store: Arc<dyn Store>) {
     driver.delete(&["other"]).await;
     let session = driver.session();
     let of_session = store
-        .state(session, None, PageLimit::entries(usize::MAX))
+        .state(session, KeyRange::default(), PageLimit::entries(usize::MAX))
         .await
         .expect(HEALTHY)
         .values;

@@ -8,13 +8,17 @@ use statehold_core::command::Command;
 use super::HEALTHY;
 use super::driver::Driver;
 use super::fixture::key;
-use crate::{PageLimit, Store};
+use crate::{KeyRange, PageLimit, Store};
 
 /// The session's values and versions, as text.
 pub(super) async fn values(driver: &Driver) -> Vec<(String, String, u64)> {
     let found = driver
         .store
-        .state(driver.session(), None, PageLimit::entries(usize::MAX))
+        .state(
+            driver.session(),
+            KeyRange::default(),
+            PageLimit::entries(usize::MAX),
+        )
         .await
         .expect(HEALTHY)
         .values;
@@ -180,4 +184,40 @@ pub(super) async fn task_state_is_the_last_one_written(store: Arc<dyn Store>) {
         "also when the task is final"
     );
     assert_eq!(values(&driver).await, [], "it is no session state");
+}
+
+/// A page takes a part of the keys, from either end, and the rest of the range follows.
+pub(super) async fn ranges_of_keys_are_read_from_both_ends(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    let keys = ["a", "a/1", "a/2", "a/3", "a0", "b", "ä/1", "\u{10ffff}"];
+    for key in keys {
+        driver.put(&[(key, "1")]).await;
+    }
+    let session = driver.session();
+    let read = async |range: KeyRange, entries: usize| {
+        let page = store.state(session, range, PageLimit::entries(entries));
+        let page = page.await.expect(HEALTHY);
+        let keys = page.values.into_keys().map(|key| key.to_string());
+        (keys.collect::<Vec<_>>(), page.has_more)
+    };
+    let list = || KeyRange::of_prefix("a/");
+    let (some, all) = (true, false);
+    let strings = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(
+        read(list(), 9).await,
+        (strings(&["a/1", "a/2", "a/3"]), all)
+    );
+    assert_eq!(read(list(), 2).await, (strings(&["a/1", "a/2"]), some));
+    let rest = list().after(Some(&key("a/2")));
+    assert_eq!(read(rest, 9).await, (strings(&["a/3"]), all));
+    let backwards = || list().reversed();
+    assert_eq!(read(backwards(), 2).await, (strings(&["a/2", "a/3"]), some));
+    let rest = backwards().after(Some(&key("a/2")));
+    assert_eq!(read(rest, 9).await, (strings(&["a/1"]), all));
+    let one = KeyRange::only(&key("a"));
+    assert_eq!(read(one, 9).await, (strings(&["a"]), all));
+    assert_eq!(read(KeyRange::only(&key("a/")), 9).await, (Vec::new(), all));
+    assert_eq!(read(KeyRange::default(), 9).await, (strings(&keys), all));
+    let newest = KeyRange::default().reversed();
+    assert_eq!(read(newest, 1).await, (strings(&["\u{10ffff}"]), some));
 }

@@ -23,7 +23,8 @@ pub(crate) fn fill(directory: &Path) {
         let mut first = Driver::new(Arc::clone(&store), fixture::owner(), 1);
         story::tell(&mut first, story::OPEN).await;
         let mut fork = first.fork(2, story::NESTED).await;
-        for _ in 0..70 {
+        // Enough for waypoints, and for the order of sessions by their last change.
+        for _ in 0..260 {
             let note = fork.client();
             let patch = StatePatch::default();
             let nothing = Command::PutState { patch, by: None };
@@ -229,6 +230,14 @@ const TAMPERED: &[&str] = &[
     "UPDATE session SET status = 'asleep' WHERE pk = 3",
     "UPDATE session SET deleted = 1 WHERE pk = 1",
     "UPDATE session SET deleted = 0 WHERE deleted",
+    "UPDATE session SET listed = 0 WHERE pk = 1",
+    "UPDATE session SET listed = 1 WHERE deleted",
+    "DELETE FROM session_update WHERE session = 1",
+    "UPDATE session_update SET at = at - 1 WHERE session = 1",
+    "UPDATE session_update SET app = 'other' WHERE session = 2",
+    "INSERT INTO session_update SELECT pk + 100, tenant, app, user, last_at FROM session WHERE pk = 1",
+    "UPDATE meta SET value = '1' WHERE key = 'updates_until'",
+    "DELETE FROM meta WHERE key = 'updates_until'",
     "UPDATE session SET ttl_mode = 'fixed' WHERE ttl_mode IS NOT NULL",
     "UPDATE session SET ttl_mode = NULL WHERE ttl_mode IS NOT NULL",
     "UPDATE session SET ttl_ms = ttl_ms + 1 WHERE ttl_ms IS NOT NULL",

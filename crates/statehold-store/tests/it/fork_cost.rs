@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use statehold_store::sqlite::{Meter, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
-use statehold_store::{PageLimit, Store};
+use statehold_store::{KeyRange, PageLimit, Store};
 
 const KEYS: usize = 200;
 /// The fork points lie at the same distance from a waypoint.
@@ -49,7 +49,11 @@ async fn steps(store: &Arc<dyn Store>, meter: &Meter, n: u64, turns: u64) -> u64
         state.expect("the store answers").as_deref(),
         Some(&b"early"[..])
     );
-    let page = store.state(fork.session(), None, PageLimit::entries(KEYS + 1));
+    let page = store.state(
+        fork.session(),
+        KeyRange::default(),
+        PageLimit::entries(KEYS + 1),
+    );
     let page = page.await.expect("the store answers");
     let found = page.values.into_iter().map(|(key, found)| {
         let value = String::from_utf8(found.value).expect("JSON is text");

@@ -12,7 +12,7 @@ use statehold_core::session::TtlMode;
 use statehold_store::sqlite::{Meter, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, Refusal, block_on};
 use statehold_store::{
-    ItemQuery, MemoryQuery, PageLimit, SessionQuery, Store, StoreError, StoredItem,
+    ItemQuery, MemoryQuery, PageLimit, SessionOrder, SessionQuery, Store, StoreError, StoredItem,
 };
 
 const LIMIT: usize = 50;
@@ -385,6 +385,7 @@ fn a_session_is_summarised_from_memory_as_the_file_has_it() {
             tenant: driver.owner.tenant.clone(),
             app: None,
             user: None,
+            order: SessionOrder::Created,
             after: None,
             limit: 10,
         };

@@ -221,7 +221,7 @@ fn a_tail_that_is_gone_without_a_trace_is_missed_by_its_root() {
     scene.tamper(&format!(
         "DELETE FROM log WHERE session = 2 AND seq > {revision};
          UPDATE session SET revision = {revision}, head = x'{head}', closed = 0, deleted = 0,
-           status = 'idle', last_at = {}, last_log = (SELECT max(id) FROM log WHERE session = 2)
+           listed = 1, status = 'idle', last_at = {}, last_log = (SELECT max(id) FROM log WHERE session = 2)
            WHERE pk = 2;",
         before.last_at.as_micros()
     ));

@@ -27,9 +27,9 @@ use statehold_model::fixtures;
 use statehold_store::keys::{KeyFile, KeyOwner};
 use statehold_store::sqlite::{CheckReport, FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::{
-    Commit, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, PageLimit, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError, StoredItem,
-    StoredRecord,
+    Commit, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, KeyRange, PageLimit, SessionOrder,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StateValue, Store, StoreError,
+    StoredItem, StoredRecord,
 };
 use statehold_testkit::workload::{Client, ClientKeys, session_id};
 use uuid::Uuid;
@@ -517,7 +517,7 @@ impl Picture {
                 store
                     .shared(
                         SharedOwner::of(&owner, scope),
-                        None,
+                        KeyRange::default(),
                         PageLimit::entries(usize::MAX),
                     )
                     .await?
@@ -537,6 +537,7 @@ impl Picture {
             tenant: tenant.clone(),
             app: Some(owner.app),
             user: Some(owner.user),
+            order: SessionOrder::Created,
             after: None,
             limit: 100,
         };
@@ -598,7 +599,7 @@ impl SessionPicture {
             ..query
         };
         let values = store
-            .state(session, None, PageLimit::entries(usize::MAX))
+            .state(session, KeyRange::default(), PageLimit::entries(usize::MAX))
             .await?
             .values;
         let mut earlier_values = Vec::new();

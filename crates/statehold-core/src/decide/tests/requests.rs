@@ -2,6 +2,7 @@
 //! that are lost.
 
 use super::*;
+use crate::command::RecordTurn;
 use crate::hold::{DecideBy, Effect, Risk, WhyNot};
 use crate::request::{CallState, FENCE_RAISE, LiveStatus};
 
@@ -40,6 +41,36 @@ fn a_request_waits_for_a_worker_and_then_runs() {
     w.check("T1 running R1#1 running");
     w.ok(w.complete("R1"));
     w.check("T1 idle completed");
+}
+
+fn recorded(items: Vec<NewItem>) -> Command {
+    Command::RecordTurn(RecordTurn {
+        agent: name("a1"),
+        request: None,
+        items,
+        state: StatePatch::default(),
+    })
+}
+
+#[test]
+fn a_turn_that_ran_elsewhere_is_written_whole_beside_a_live_one() {
+    let mut w = new_session();
+    let asked = NewItem::message(Role::User, body("question"));
+    w.ok(recorded(vec![asked, say("answer")]));
+    w.check("T1 idle completed");
+    assert_eq!(w.state.items_appended, 2);
+    w.ok(start("a1"));
+    w.ok(recorded(vec![say("more")]));
+    w.check("T1 running R2#0 queued, T2 idle completed");
+}
+
+#[test]
+fn a_turn_that_ran_elsewhere_brings_messages_and_notes_only() {
+    let mut w = new_session();
+    for items in [vec![], vec![risky_call()], vec![say("one"), gated_call()]] {
+        assert!(matches!(w.no(recorded(items)), Rejection::ItemMalformed(_)));
+    }
+    assert_eq!(w.state.items_appended, 0);
 }
 
 #[test]

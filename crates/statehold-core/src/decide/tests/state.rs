@@ -1,9 +1,9 @@
 //! Scoped state: versions, scopes, and what a patch may not do.
 
 use super::*;
-use crate::command::StateSet;
+use crate::command::{StateAppend, StateSet};
 use crate::limits;
-use crate::scope::{MergePolicy, StateKey};
+use crate::scope::{KeyPrefix, MergePolicy, StateKey};
 
 fn key(text: &str) -> StateKey {
     text.parse().expect("a fixture key")
@@ -303,4 +303,99 @@ fn a_value_is_only_so_long() {
     let mut patch = set("topic", "x");
     patch.set[0].value.bytes = limits::PAYLOAD_BYTES_MAX + 1;
     assert!(matches!(w.no(put(patch)), Rejection::Limit { .. }));
+}
+
+/// A patch that adds values to a list.
+fn added(list: &str, count: usize) -> StatePatch {
+    let value = write_of("x", "x").value;
+    StatePatch {
+        append: vec![StateAppend {
+            list: KeyPrefix::of_list(list).expect("a list"),
+            values: vec![value; count],
+        }],
+        ..StatePatch::default()
+    }
+}
+
+fn without_prefix(prefix: &str) -> StatePatch {
+    StatePatch {
+        delete_prefix: vec![prefix.parse().expect("a prefix")],
+        ..StatePatch::default()
+    }
+}
+
+fn keys_of(w: &World) -> Vec<String> {
+    w.state.keys.keys().map(ToString::to_string).collect()
+}
+
+#[test]
+fn elements_of_a_list_get_numbers_that_are_never_used_again() {
+    let mut w = new_session();
+    w.ok(put(added("items/", 2)));
+    let first = keys_of(&w);
+    assert_eq!(
+        first,
+        ["items/00000000000000020000", "items/00000000000000020001"]
+    );
+    w.ok(put(without_prefix("items/")));
+    assert_eq!(keys_of(&w), [""; 0]);
+    w.ok(put(added("items/", 1)));
+    assert_eq!(keys_of(&w), ["items/00000000000000040000"]);
+}
+
+#[test]
+fn a_number_that_a_caller_took_in_advance_is_refused_once() {
+    let mut w = new_session();
+    w.ok(put(set("items/00000000000000030000", "x")));
+    let key = key("items/00000000000000030000");
+    assert_eq!(
+        w.no(put(added("items/", 1))),
+        Rejection::DuplicateKey { key }
+    );
+    w.ok(put(set("other", "x")));
+    w.ok(put(added("items/", 1)));
+    assert_eq!(version(&w, "items/00000000000000040000"), Some(4));
+}
+
+#[test]
+fn a_prefix_removes_its_keys_and_no_others() {
+    let mut w = new_session();
+    w.ok(put(added("a/", 3)));
+    w.ok(put(added("ab/", 1)));
+    w.ok(put(set("a", "x")));
+    let mut patch = without_prefix("a/");
+    patch.set.push(write_of("a/kept", "x"));
+    patch.append = added("a/", 1).append;
+    w.ok(put(patch));
+    let left = [
+        "a",
+        "a/00000000000000050000",
+        "a/kept",
+        "ab/00000000000000030000",
+    ];
+    assert_eq!(keys_of(&w), left);
+    // A record changes a key once, so that its past can be read from the log.
+    let mut patch = without_prefix("a/");
+    patch.set.push(write_of("a/kept", "y"));
+    w.ok(put(patch));
+    assert_eq!(version(&w, "a/kept"), Some(6));
+    assert_eq!(keys_of(&w), ["a", "a/kept", "ab/00000000000000030000"]);
+}
+
+#[test]
+fn lists_count_towards_the_keys_of_a_call_and_of_a_session() {
+    let mut w = new_session();
+    let limit = |limit, max| Rejection::Limit { limit, max };
+    let refusal = limit("state keys in one call", 1_024);
+    assert_eq!(
+        w.no(put(added("items/", limits::COMMAND_KEYS_MAX))),
+        refusal
+    );
+    for _ in 0..10 {
+        w.ok(put(added("items/", 1_000)));
+    }
+    let refusal = limit("session state keys", 10_000);
+    assert_eq!(w.no(put(added("items/", 1))), refusal);
+    w.ok(put(without_prefix("items/")));
+    assert_eq!(keys_of(&w), [""; 0]);
 }

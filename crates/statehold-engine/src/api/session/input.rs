@@ -49,6 +49,9 @@ pub struct SessionInput {
     pub ttl_seconds: Option<u64>,
     /// The start of the time to live.
     pub ttl_mode: Option<TtlMode>,
+    /// Whether to answer with the session that has the `name`, if there is one; it stays as it is.
+    #[serde(default)]
+    pub get_or_create: bool,
 }
 
 /// Changes to a session. Omitted fields stay; null removes a value.
@@ -89,6 +92,26 @@ pub struct CloseSessionInput {
     /// Cancel live requests.
     #[serde(default)]
     pub cancel_live: bool,
+}
+
+/// The point to fork a session at.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ForkIn)]
+pub struct ForkInput {
+    /// The revision to copy; the newest one by default.
+    #[schema(minimum = 1, maximum = 9_007_199_254_740_991u64)]
+    pub at: Option<u64>,
+}
+
+/// The point to rewind a session to.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = RewindIn)]
+pub struct RewindInput {
+    /// An earlier revision of the session.
+    #[schema(minimum = 1, maximum = 9_007_199_254_740_991u64)]
+    pub to: u64,
 }
 
 pub(crate) fn require_labels(labels: &BTreeMap<String, String>) -> Result<(), EngineError> {

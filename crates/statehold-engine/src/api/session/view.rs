@@ -39,6 +39,9 @@ pub struct SessionView {
     pub updated_at: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Time>,
+    /// The origin of a fork.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forked_from: Option<ForkOrigin>,
     /// Open holds of the session, oldest first, at most 100. Left out in lists and answers to commands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<Vec<PendingHoldView>>,
@@ -63,8 +66,25 @@ impl SessionView {
             created_at: summary.created_at.into(),
             updated_at: summary.updated_at.into(),
             expires_at: summary.expires_at.map(Into::into),
+            forked_from: summary.forked_from.map(Into::into),
             pending: None,
             pending_total: None,
+        }
+    }
+}
+
+/// The session that a fork was made from, and the last revision that both share.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct ForkOrigin {
+    pub session_id: SessionId,
+    pub revision: u64,
+}
+
+impl From<(SessionId, u64)> for ForkOrigin {
+    fn from((session_id, revision): (SessionId, u64)) -> Self {
+        Self {
+            session_id,
+            revision,
         }
     }
 }

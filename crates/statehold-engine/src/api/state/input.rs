@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use statehold_core::command::{StatePatch, StateSet};
+use statehold_core::command::{StateAppend, StatePatch, StateSet};
 use statehold_core::ids::RequestId;
-use statehold_core::scope::{MergePolicy, Scope, StateKey};
+use statehold_core::scope::{KeyPrefix, MergePolicy, Scope, StateKey};
 use utoipa::ToSchema;
 
 use crate::api::json::Raw;
@@ -33,6 +33,14 @@ pub struct StatePatchInput {
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
     pub merge: BTreeMap<String, MergePolicy>,
+    /// Values to add to lists of the session: `{"items/": [1, 2]}` writes them under keys `items/` and 20 digits,
+    /// which sort in the order in which they were added and are never used again.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<String, Vec<serde_json::Value>>)]
+    pub append: BTreeMap<String, Vec<Raw>>,
+    /// Beginnings of session keys: all of them are removed, except those that `set` writes.
+    #[serde(default)]
+    pub delete_prefix: Vec<String>,
 }
 
 /// Changes of state, optionally by a request.
@@ -56,6 +64,14 @@ pub struct SessionStateInput {
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
     merge: BTreeMap<String, MergePolicy>,
+    /// Values to add to lists of the session: `{"items/": [1, 2]}` writes them under keys `items/` and 20 digits,
+    /// which sort in the order in which they were added and are never used again.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<String, Vec<serde_json::Value>>)]
+    append: BTreeMap<String, Vec<Raw>>,
+    /// Beginnings of session keys: all of them are removed, except those that `set` writes.
+    #[serde(default)]
+    delete_prefix: Vec<String>,
     /// The request that writes.
     pub request_id: Option<RequestId>,
     /// The fence of the request.
@@ -69,6 +85,8 @@ impl SessionStateInput {
             delete: self.delete,
             if_versions: self.if_versions,
             merge: self.merge,
+            append: self.append,
+            delete_prefix: self.delete_prefix,
         };
         (patch, self.request_id, self.fence)
     }
@@ -88,24 +106,14 @@ pub(crate) struct StateWrites {
     pub(crate) set: Vec<StateWrite>,
     pub(crate) delete: Vec<StateKey>,
     pub(crate) if_versions: BTreeMap<StateKey, u64>,
+    pub(crate) append: Vec<(KeyPrefix, Vec<Vec<u8>>)>,
+    pub(crate) delete_prefix: Vec<KeyPrefix>,
 }
 
 /// Parses a key. Routes of a single scope accept keys without its prefix.
-fn key(text: &str, scope: Option<Scope>) -> Result<StateKey, EngineError> {
-    let bad = |detail: String| EngineError::BadStateKey {
-        key: Some(clip(text)),
-        detail,
-    };
-    let prefix = match scope {
-        Some(Scope::App) => "app:",
-        Some(Scope::User) => "user:",
-        _ => "",
-    };
-    let full = if text.contains(':') {
-        text.to_owned()
-    } else {
-        format!("{prefix}{text}")
-    };
+pub(super) fn key_of(text: &str, scope: Option<Scope>) -> Result<StateKey, EngineError> {
+    let bad = |detail: String| bad_key(text, detail);
+    let (full, prefix) = (with_scope(text, scope), scope_prefix(scope));
     let key: StateKey = full.parse().map_err(|error| bad(format!("{error}")))?;
     match scope {
         Some(scope) if key.scope() != scope => {
@@ -113,6 +121,37 @@ fn key(text: &str, scope: Option<Scope>) -> Result<StateKey, EngineError> {
         }
         _ => Ok(key),
     }
+}
+
+fn scope_prefix(scope: Option<Scope>) -> &'static str {
+    match scope {
+        Some(Scope::App) => "app:",
+        Some(Scope::User) => "user:",
+        _ => "",
+    }
+}
+
+fn with_scope(text: &str, scope: Option<Scope>) -> String {
+    if text.contains(':') {
+        text.to_owned()
+    } else {
+        format!("{}{text}", scope_prefix(scope))
+    }
+}
+
+fn bad_key(text: &str, detail: String) -> EngineError {
+    let key = Some(clip(text));
+    EngineError::BadStateKey { key, detail }
+}
+
+/// The beginning of keys to read. Unlike a key, it may end after the prefix of its scope, or be empty.
+pub(super) fn prefix_text(text: &str, scope: Option<Scope>) -> Result<String, EngineError> {
+    let full = with_scope(text, scope);
+    let is_bare = matches!(full.as_str(), "" | "app:" | "user:" | "temp:");
+    if !is_bare {
+        key_of(&full, scope)?;
+    }
+    Ok(full)
 }
 
 /// Shortens a key for an error message.
@@ -124,11 +163,11 @@ impl StatePatchInput {
     pub(crate) fn parse(self, scope: Option<Scope>) -> Result<StateWrites, EngineError> {
         let mut merges = BTreeMap::new();
         for (text, merge) in self.merge {
-            merges.insert(key(&text, scope)?, merge);
+            merges.insert(key_of(&text, scope)?, merge);
         }
         let mut set = Vec::with_capacity(self.set.len());
         for (text, value) in self.set {
-            let key = key(&text, scope)?;
+            let key = key_of(&text, scope)?;
             let merge = merges.remove(&key).unwrap_or_default();
             let value = value.get().as_bytes().to_vec();
             set.push(StateWrite { key, value, merge });
@@ -138,16 +177,33 @@ impl StatePatchInput {
             let key = Some(key.as_str().to_owned());
             return Err(EngineError::BadStateKey { key, detail });
         }
-        let delete = self.delete.iter().map(|text| key(text, scope));
+        let delete = self.delete.iter().map(|text| key_of(text, scope));
         let delete = delete.collect::<Result<Vec<_>, _>>()?;
         let mut if_versions = BTreeMap::new();
         for (text, version) in self.if_versions {
-            if_versions.insert(key(&text, scope)?, version);
+            if_versions.insert(key_of(&text, scope)?, version);
         }
+        if scope.is_some() && !(self.append.is_empty() && self.delete_prefix.is_empty()) {
+            let detail = "lists and prefixes are of session keys: use PATCH …/sessions/{id}/state";
+            return Err(EngineError::bad_state(detail));
+        }
+        let mut append = Vec::with_capacity(self.append.len());
+        for (text, values) in self.append {
+            let list = KeyPrefix::of_list(&text).map_err(|error| bad_key(&text, error.to_string()));
+            let values = values.iter().map(|value| value.get().as_bytes().to_vec());
+            append.push((list?, values.collect()));
+        }
+        let delete_prefix = self.delete_prefix.iter().map(|text| {
+            let prefix = text.parse::<KeyPrefix>();
+            prefix.map_err(|error| bad_key(text, error.to_string()))
+        });
+        let delete_prefix = delete_prefix.collect::<Result<_, _>>()?;
         Ok(StateWrites {
             set,
             delete,
             if_versions,
+            append,
+            delete_prefix,
         })
     }
 }
@@ -157,6 +213,22 @@ impl StateWrites {
     pub(crate) fn touches(&self, scope: Scope) -> bool {
         let mut keys = self.set.iter().map(|write| &write.key).chain(&self.delete);
         keys.any(|key| key.scope() == scope)
+    }
+
+    /// Whether there is nothing to write.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.set.is_empty()
+            && self.delete.is_empty()
+            && self.append.is_empty()
+            && self.delete_prefix.is_empty()
+    }
+
+    /// The lists, with the number of values that each gets.
+    pub(crate) fn lists(&self) -> Vec<(KeyPrefix, usize)> {
+        let lists = self.append.iter();
+        lists
+            .map(|(list, values)| (list.clone(), values.len()))
+            .collect()
     }
 
     /// Removes and returns the `temp:` writes.
@@ -179,10 +251,18 @@ impl StateWrites {
             key: write.key,
             merge: write.merge,
         });
+        let set = set.collect();
+        let append = self.append.into_iter().map(|(list, values)| {
+            let values = values.into_iter().map(|value| payloads.put(value));
+            let values = values.collect();
+            StateAppend { list, values }
+        });
         StatePatch {
-            set: set.collect(),
+            set,
             delete: self.delete,
             if_versions: self.if_versions,
+            append: append.collect(),
+            delete_prefix: self.delete_prefix,
         }
     }
 }
@@ -192,7 +272,7 @@ mod tests {
     use super::*;
 
     fn full(text: &str, scope: Scope) -> Option<String> {
-        let key = key(text, Some(scope)).ok()?;
+        let key = key_of(text, Some(scope)).ok()?;
         Some(key.as_str().to_owned())
     }
 

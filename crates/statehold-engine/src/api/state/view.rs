@@ -9,6 +9,7 @@ use statehold_core::scope::StateKey;
 use statehold_store::{StatePage, StateValue};
 use utoipa::ToSchema;
 
+use super::query::StateQuery;
 use crate::api::json::{Raw, raw_bytes};
 
 /// State with the version of each value.
@@ -26,10 +27,13 @@ pub struct StateView {
 
 impl StateView {
     /// A page of state, and the key after which the next page begins.
-    pub(crate) fn of(page: StatePage<StateValue>, revision: u64) -> (Self, Option<StateKey>) {
-        // Keys of the session come last, whatever the order of their letters.
-        let keys = page.values.keys().max_by_key(|key| (key.scope(), *key));
-        let next = keys.filter(|_| page.has_more).cloned();
+    pub(crate) fn of(
+        query: &StateQuery,
+        page: StatePage<StateValue>,
+        revision: u64,
+    ) -> (Self, Option<StateKey>) {
+        let next = query.last(page.values.keys()).filter(|_| page.has_more);
+        let next = next.cloned();
         let (mut state, mut versions) = (BTreeMap::new(), BTreeMap::new());
         for (key, found) in page.values {
             state.insert(key.to_string(), raw_bytes(&found.value));
@@ -52,4 +56,10 @@ pub struct StateWritten {
     /// The versions of the written session keys. The store assigns the versions of shared keys later: read
     /// the state to see them.
     pub versions: BTreeMap<String, u64>,
+    /// The keys of the values that were added to lists, in order.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub appended: BTreeMap<String, Vec<String>>,
+    /// The number of session keys that were removed.
+    #[serde(default)]
+    pub deleted: usize,
 }

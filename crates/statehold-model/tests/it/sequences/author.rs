@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch, StateSet};
+use statehold_core::command::{
+    Command, Fenced, Output, RecordTurn, StartRequest, StateAppend, StatePatch, StateSet,
+};
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::hold::{
     CallTarget, DecideBy, DecisionKind, Effect, HoldKind, NewDecision, NewHold, OnExpiry, Risk,
@@ -12,7 +14,7 @@ use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Role, Vi
 use statehold_core::principal::{Actor, Principal};
 use statehold_core::record::Change;
 use statehold_core::request::{CallState, LiveStatus};
-use statehold_core::scope::{MergePolicy, StateKey};
+use statehold_core::scope::{KeyPrefix, MergePolicy, StateKey};
 use statehold_core::session::{TimeToLive, TtlMode};
 use statehold_core::task::{CloseOn, TaskStatus};
 use statehold_model::fixtures;
@@ -246,7 +248,37 @@ impl Author<'_> {
         }
     }
 
+    /// A turn that ran elsewhere; now and then with an item that it may not have.
+    fn recorded_turn(&mut self) -> RecordTurn {
+        let mut items = Vec::new();
+        for _ in 0..self.dice.roll(4) {
+            let role = self.dice.one(&[Role::User, Role::Assistant]);
+            let mut item = NewItem::message(role, self.body());
+            if self.dice.odd(3) {
+                item.visibility = Visibility::Hidden;
+                (item.kind, item.role) = (ItemKind::Note, None);
+            }
+            if self.dice.odd(12) {
+                item.kind = self.dice.one(&[ItemKind::Step, ItemKind::ToolCall]);
+            }
+            items.push(item);
+        }
+        let mut state = StatePatch::default();
+        if self.dice.odd(3) {
+            state = self.patch();
+        }
+        RecordTurn {
+            agent: fixtures::name(self.dice.one(&["coordinator", "helper"])),
+            request: None,
+            items,
+            state,
+        }
+    }
+
     fn start(&mut self) -> (Command, Actor) {
+        if self.dice.odd(8) {
+            return (Command::RecordTurn(self.recorded_turn()), self.worker());
+        }
         let task = self.some_task(None);
         let mut start = self.new_request(&["coordinator", "helper"]);
         start.task = task;
@@ -814,6 +846,15 @@ impl Author<'_> {
                 version
             };
             patch.if_versions.insert(key, version);
+        }
+        if self.dice.odd(3) {
+            let values = vec![self.maybe_huge(); self.dice.roll(3)];
+            let list = KeyPrefix::of_list("list/").expect("a list");
+            patch.append.push(StateAppend { list, values });
+        }
+        if self.dice.odd(6) {
+            let prefix = self.dice.one(&["list/", "p", "t"]);
+            patch.delete_prefix.push(prefix.parse().expect("a prefix"));
         }
         patch
     }

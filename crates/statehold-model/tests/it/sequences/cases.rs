@@ -182,6 +182,7 @@ const REQUIRED: &[(&str, u64)] = &[
     ("command PatchSession", 100),
     ("command PutState", 250),
     ("command RaiseFence", 50),
+    ("command RecordTurn", 100),
     ("command ReleaseLease", 100),
     ("command Rewind", 25),
     ("command StartRequest", 1_000),

@@ -92,6 +92,13 @@ fn probe_sessions(target: &Target, add: &mut impl FnMut(&'static str, String, Va
         "",
         "/messages",
         "/messages?view=trace",
+        "/messages?at=1",
+        "/messages?at=1&view=trace",
+        "/messages?at=99",
+        "/state?at=1",
+        "/state?at=99",
+        "/diff",
+        "/diff?from=99",
         "/tree",
         "/records",
         "/state",
@@ -118,6 +125,10 @@ fn probe_sessions(target: &Target, add: &mut impl FnMut(&'static str, String, Va
         format!("{session}/close"),
         json!({"cancel_live": true}),
     );
+    for at in [1, 1_u64 << 40] {
+        add("POST", format!("{session}/fork"), json!({"at": at}));
+        add("POST", format!("{session}/rewind"), json!({"to": at}));
+    }
     let requests = format!("{session}/requests");
     let lease = json!({"ttl_seconds": 5});
     for body in [

@@ -474,3 +474,71 @@ async fn writes_ask_for_a_revision_with_if_match() {
             .refused(400, "bad_header");
     }
 }
+
+#[tokio::test]
+async fn a_session_is_found_by_its_name_or_made_once() {
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let ann = rig.client("ann").await;
+        let body = json!({"app": "demo", "name": "main", "get_or_create": true});
+        let calls = (0..4).map(|_| ann.post("/v1/sessions", &body));
+        let answers = futures_util::future::join_all(calls).await;
+        let made = answers.iter().filter(|answer| answer.status == 201).count();
+        assert_eq!(made, 1);
+        let ids: Vec<String> = answers
+            .iter()
+            .map(|answer| text(&answer.ok(answer.status), "id"))
+            .collect();
+        assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+
+        let path = "/v1/sessions?app=demo&name=main";
+        let found = ann.get(path).await.ok(200);
+        assert_eq!(found["sessions"][0]["id"], json!(ids[0]));
+        let none = ann.get("/v1/sessions?app=demo&name=mai").await.ok(200);
+        assert_eq!(none, json!({"sessions": []}));
+        ann.get("/v1/sessions?name=main")
+            .await
+            .refused(422, "invalid_body");
+        let nameless = json!({"app": "demo", "get_or_create": true});
+        let refused = ann.post("/v1/sessions", &nameless).await;
+        refused.refused(422, "invalid_body");
+
+        let bob = rig.client("bob").await;
+        let other = bob.post("/v1/sessions", &body).await.ok(201);
+        assert_ne!(other["id"], json!(ids[0]));
+        let foreign = bob.get("/v1/sessions?app=demo&user=ann&name=main").await;
+        assert_eq!(foreign.ok(200), json!({"sessions": []}));
+    }
+}
+
+#[tokio::test]
+async fn sessions_are_listed_by_their_last_change() {
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let ann = rig.client("ann").await;
+        let mut made = Vec::new();
+        for _ in 0..3 {
+            let new = ann.post("/v1/sessions", &json!({"app": "demo"})).await;
+            made.push(text(&new.ok(201), "id"));
+        }
+        let path = format!("/v1/sessions/{}", made[0]);
+        ann.patch(&path, &json!({"labels": {"x": "1"}}))
+            .await
+            .ok(200);
+        let list = "/v1/sessions?order=updated_at&limit=1";
+        let (mut found, mut next) = (Vec::new(), list.to_owned());
+        loop {
+            let page = ann.get(&next).await.ok(200);
+            found.extend(page["sessions"].as_array().expect("a list").clone());
+            let Some(cursor) = page["next_cursor"].as_str() else {
+                break;
+            };
+            let elsewhere = format!("/v1/sessions?limit=1&cursor={cursor}");
+            ann.get(&elsewhere).await.refused(400, "bad_cursor");
+            next = format!("{list}&cursor={cursor}");
+        }
+        let found: Vec<String> = found.iter().map(|one| text(one, "id")).collect();
+        assert_eq!(found, [0, 2, 1].map(|n| made[n].clone()));
+        ann.get("/v1/sessions?order=size")
+            .await
+            .refused(400, "bad_query");
+    }
+}

@@ -13,7 +13,7 @@ use statehold_core::session::{Owner, SessionState};
 use super::super::log::{self, SessionRow};
 use super::super::read;
 use super::super::sql::id_bytes;
-use super::super::write::LifeColumns;
+use super::super::write::{LifeColumns, is_listed};
 use crate::check::{CheckReport, Problem};
 use crate::port::{CallResult, HoldPlace, StoreError};
 
@@ -52,11 +52,22 @@ pub(super) fn compare_life(
     folded: &SessionState,
     report: &mut CheckReport,
 ) -> Result<(), StoreError> {
-    let sql = "SELECT status FROM session WHERE pk = ?1";
-    let status: Option<String> = read::first(conn, sql, [row.pk], |row| row.get(0))?;
+    let sql = "SELECT status, listed FROM session WHERE pk = ?1";
+    let found = read::first(conn, sql, [row.pk], |row| {
+        Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?))
+    })?;
+    let place = || format!("the row of session {}", row.id);
+    let (status, listed) = found.unzip();
     if status.as_deref() != Some(LifeColumns::of(folded).status) {
-        let place = format!("the row of session {}", row.id);
-        wrong(report, place, "has another status than the log says");
+        wrong(report, place(), "has another status than the log says");
+    }
+    let owner = folded.owner.as_ref();
+    if listed != owner.map(|owner| i64::from(is_listed(owner, folded))) {
+        wrong(
+            report,
+            place(),
+            "is in lists where the log says it is not, or the reverse",
+        );
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
--- Layout 3. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
+-- Layout 4. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
 -- The log is written in the order of arrival: a commit touches its tail and a few small rows, never
 -- the middle of a long history. Each log row names the row before it of the same session, and, in
 -- `links`, the row before it of each task whose history it adds to, and, in `exchanges`, where the memories
@@ -24,6 +24,7 @@ CREATE TABLE session(
   status TEXT NOT NULL,
   closed INTEGER NOT NULL,
   deleted INTEGER NOT NULL,
+  listed INTEGER NOT NULL,
   ttl_mode TEXT,
   ttl_ms INTEGER,
   expires_at INTEGER,
@@ -39,11 +40,24 @@ CREATE TABLE session(
   origin_seq INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX session_by_name ON session(tenant, app, user, name);
-CREATE INDEX session_by_tenant ON session(tenant);
-CREATE INDEX session_by_app ON session(tenant, app);
-CREATE INDEX session_by_user ON session(tenant, user);
+CREATE INDEX session_by_tenant ON session(tenant, listed);
+CREATE INDEX session_by_app ON session(tenant, app, listed);
+CREATE INDEX session_by_user ON session(tenant, user, listed);
 CREATE INDEX session_by_expiry ON session(expires_at);
 CREATE INDEX session_by_origin ON session(origin);
+
+-- The listed sessions in the order of their last change. An index on `session.last_at` would cost every commit a few
+-- pages. This table lags behind the log: `updates_until` in `meta` is the row of the log up to which it is right.
+CREATE TABLE session_update(
+  session INTEGER PRIMARY KEY,
+  tenant TEXT NOT NULL,
+  app TEXT NOT NULL,
+  user BLOB NOT NULL,
+  at INTEGER NOT NULL
+);
+CREATE INDEX session_update_by_tenant ON session_update(tenant, at);
+CREATE INDEX session_update_by_app ON session_update(tenant, app, at);
+CREATE INDEX session_update_by_user ON session_update(tenant, user, at);
 
 CREATE TABLE log(
   id INTEGER PRIMARY KEY,

@@ -1,0 +1,125 @@
+//! Sessions as they were: state and messages at an earlier revision, and the difference between two.
+
+mod diff;
+
+use statehold_core::ids::SessionId;
+use statehold_core::scope::StateKey;
+use statehold_core::tenant::TenantEvent;
+use statehold_core::view::View;
+use statehold_store::{PageLimit, PastItemQuery, PastStateQuery};
+
+use super::item::{ItemView, MessageView};
+use super::session::{MessagePage, TracePage};
+use super::state::{StateQuery, StateView};
+use crate::caller::Caller;
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+pub use diff::{
+    AddedMessage, DiffInput, DiffPlace, PastValueView, RewindMark, SessionDiff, StateChange, diff,
+};
+
+/// Reads a page of the session keys that a session had at a revision. Values of its app and user are not part of a
+/// session, so they have no place in its past. With the key after which the next page begins.
+///
+/// # Errors
+///
+/// If the caller may not read the session, or it has no such revision.
+pub async fn state(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    at: u64,
+    (after, limit): (Option<StateKey>, PageLimit),
+) -> Result<(StateView, Option<StateKey>), EngineError> {
+    let current = engine.readable(caller, session).await?.revision;
+    require_revision("at", at, (1, current))?;
+    let query = PastStateQuery {
+        revision: at,
+        after,
+        limit,
+    };
+    let page = engine.inner().store.past_state(session, query).await?;
+    Ok(StateView::of(&StateQuery::default(), page, at))
+}
+
+/// The messages that a session had at a revision, in pages like those of [`super::session::messages`]. Messages that
+/// a later rewind took out are there.
+///
+/// # Errors
+///
+/// If the caller may not read the session, or it has no such revision.
+pub async fn messages(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    at: u64,
+    (before, limit): (Option<u64>, PageLimit),
+) -> Result<(MessagePage, Option<u64>), EngineError> {
+    let current = engine.readable(caller, session).await?.revision;
+    require_revision("at", at, (1, current))?;
+    let query = PastItemQuery {
+        revision: at,
+        view: View::Client,
+        before,
+        limit,
+    };
+    let (items, next) = engine.inner().store.items_at(session, query).await?;
+    let view = MessagePage {
+        messages: items.iter().rev().map(MessageView::of).collect(),
+        revision: at,
+        next_cursor: None,
+    };
+    Ok((view, next))
+}
+
+/// Every item that a session had at a revision. The audit stream records the read before the answer.
+///
+/// # Errors
+///
+/// If the caller may not read traces, or the session has no such revision.
+pub async fn trace(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    at: u64,
+    (before, limit): (Option<u64>, PageLimit),
+) -> Result<(TracePage, Option<u64>), EngineError> {
+    let summary = engine.traceable(caller, session).await?;
+    if summary.deleted {
+        return Err(EngineError::NotFound);
+    }
+    require_revision("at", at, (1, summary.revision))?;
+    let query = PastItemQuery {
+        revision: at,
+        view: View::Trace,
+        before,
+        limit,
+    };
+    let (items, next) = engine.inner().store.items_at(session, query).await?;
+    engine
+        .audit(caller, TenantEvent::TraceRead { session })
+        .await?;
+    let view = TracePage {
+        messages: items.iter().rev().map(ItemView::of).collect(),
+        revision: at,
+        next_cursor: None,
+    };
+    Ok((view, next))
+}
+
+/// Refuses a revision outside a range.
+fn require_revision(
+    name: &'static str,
+    revision: u64,
+    (first, current): (u64, u64),
+) -> Result<(), EngineError> {
+    if (first..=current).contains(&revision) {
+        return Ok(());
+    }
+    Err(EngineError::UnknownRevision {
+        name,
+        first,
+        current,
+    })
+}
