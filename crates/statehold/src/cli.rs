@@ -11,6 +11,7 @@ mod check;
 mod completions;
 mod config;
 mod demo;
+mod diff;
 mod doctor;
 mod frame;
 mod globals;

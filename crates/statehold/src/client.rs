@@ -292,14 +292,14 @@ pub(crate) fn random_key(prefix: &str) -> anyhow::Result<String> {
     Ok(format!("{prefix}-{:032x}", u128::from_be_bytes(bytes)))
 }
 
-/// A path with the parameters that have a value.
+/// A path with the parameters that have a value, after those that it has.
 pub(crate) fn with_query(path: &str, parameters: &[(&str, Option<String>)]) -> String {
     let mut whole = path.to_owned();
     let given = parameters
         .iter()
         .filter_map(|(name, value)| value.as_ref().map(|value| (name, value)));
-    for (index, (name, value)) in given.enumerate() {
-        whole.push(if index == 0 { '?' } else { '&' });
+    for (name, value) in given {
+        whole.push(if whole.contains('?') { '&' } else { '?' });
         whole.push_str(name);
         whole.push('=');
         whole.push_str(&encode(value));

@@ -1,7 +1,10 @@
-//! `statehold sessions`: lists, shows, follows and deletes sessions.
+//! `statehold sessions`: lists, shows, follows, forks, rewinds and deletes sessions.
 
 mod delete;
+mod diff;
+mod fork;
 mod list;
+mod rewind;
 mod show;
 mod tail;
 
@@ -20,6 +23,12 @@ pub(super) enum SessionsCommand {
     Show(show::SessionsShowArgs),
     /// Follow one session: one line per record.
     Tail(tail::SessionsTailArgs),
+    /// Print the difference between two revisions: the keys that changed, and who wrote them.
+    Diff(diff::SessionsDiffArgs),
+    /// Copy one session as it was at a revision into a new one.
+    Fork(fork::SessionsForkArgs),
+    /// Take one session back to an earlier revision. Its records stay.
+    Rewind(rewind::SessionsRewindArgs),
     /// Delete one session: cancel its live requests and remove every payload.
     Delete(delete::SessionsDeleteArgs),
 }
@@ -32,6 +41,9 @@ impl SessionsCommand {
                 Self::List(list) => list.run(&client, output).await,
                 Self::Show(show) => show.run(&client, output).await,
                 Self::Tail(tail) => tail.run(&client, output).await,
+                Self::Diff(diff) => diff.run(&client, output).await,
+                Self::Fork(fork) => fork.run(&client, output).await,
+                Self::Rewind(rewind) => rewind.run(&client, output).await,
                 Self::Delete(delete) => delete.run(&client, output).await,
             }
         })?

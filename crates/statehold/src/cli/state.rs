@@ -1,5 +1,8 @@
 //! `statehold state`: reads and writes the state of apps, users and sessions.
 
+mod past;
+mod watch;
+
 use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
@@ -29,6 +32,12 @@ pub(super) enum StateCommand {
     Set(StateSetArgs),
     /// Remove one value.
     Delete(StateDeleteArgs),
+    /// Print the keys of a session that changed between two revisions, and who wrote them.
+    Diff(past::StateDiffArgs),
+    /// Print each write of one key of a session, the oldest first.
+    History(past::StateHistoryArgs),
+    /// Follow the writes of a session: one line per write.
+    Watch(watch::StateWatchArgs),
 }
 
 /// The owner of the values.
@@ -46,17 +55,29 @@ struct StateOwnerArgs {
     session: Option<String>,
 }
 
+/// The time of the values.
+#[derive(Debug, Args)]
+struct StatePastArgs {
+    /// The values that the session had at this revision.
+    #[arg(long, value_name = "REVISION", requires = "session")]
+    at: Option<u64>,
+}
+
 #[derive(Debug, Args)]
 pub(super) struct StateGetArgs {
     key: String,
     #[command(flatten)]
     owner: StateOwnerArgs,
+    #[command(flatten)]
+    past: StatePastArgs,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct StateListArgs {
     #[command(flatten)]
     owner: StateOwnerArgs,
+    #[command(flatten)]
+    past: StatePastArgs,
 }
 
 #[derive(Debug, Args)]
@@ -92,6 +113,9 @@ impl StateCommand {
                     let body = json!({ "delete": [&delete.key] });
                     patch(&client, &delete.owner, &delete.key, &body, output).await
                 }
+                Self::Diff(diff) => diff.run(&client, output).await,
+                Self::History(history) => history.run(&client, output).await,
+                Self::Watch(watch) => watch.run(&client, output).await,
             }
         })?
     }
@@ -100,6 +124,7 @@ impl StateCommand {
 impl StateGetArgs {
     async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let path = self.owner.path(client, Some(&self.key)).await?;
+        let path = self.past.path(&path);
         let answer = all_values(client, &path).await?;
         let Some(value) = answer["state"].get(&self.key) else {
             let message = format!("there is no {:?} here", self.key);
@@ -119,6 +144,7 @@ impl StateGetArgs {
 impl StateListArgs {
     async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let path = self.owner.path(client, None).await?;
+        let path = self.past.path(&path);
         let answer = all_values(client, &path).await?;
         if output.json {
             output.json(&answer)?;
@@ -175,6 +201,12 @@ async fn patch(
         output.json(&answer)?;
     }
     Ok(Exit::Done)
+}
+
+impl StatePastArgs {
+    fn path(&self, path: &str) -> String {
+        with_query(path, &[("at", self.at.map(|at| at.to_string()))])
+    }
 }
 
 impl StateOwnerArgs {

@@ -25,6 +25,12 @@ pub(in crate::cli) struct SessionsListArgs {
     /// Only sessions with this text in their name or labels.
     #[arg(long, value_name = "TEXT")]
     query: Option<String>,
+    /// Only the session with this name. Needs --app, and --user unless the key is bound to one.
+    #[arg(long)]
+    name: Option<String>,
+    /// By creation, or by the last change; the newest first.
+    #[arg(long, value_parser = ["created_at", "updated_at"])]
+    order: Option<String>,
     #[command(flatten)]
     limit: LimitArgs,
 }
@@ -38,6 +44,8 @@ impl SessionsListArgs {
             ("status", self.status.clone()),
             ("label", self.label.clone()),
             ("q", self.query.clone()),
+            ("name", self.name.clone()),
+            ("order", self.order.clone()),
         ]);
         let sessions = pages.take(client, limit).await?;
         if output.json {
