@@ -1,6 +1,7 @@
-//! The HTTP server: the native API, feeds and the OpenAI-compatible API. It converts wire types to engine
-//! calls and results to wire types, and never touches a store.
+//! The HTTP server: the native API, feeds, and the APIs of OpenAI, Google's Conversational Analytics and ADK. It
+//! converts wire types to engine calls and results to wire types, and never touches a store.
 
+mod adk;
 mod analytics;
 mod chat;
 mod http;
@@ -46,7 +47,7 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
     for path in analytics::PATHS {
         router = router.route(path, any(analytics::serve));
     }
-    router
+    adk::add_routes(router)
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{model}", get(openai::models::read))
@@ -59,6 +60,7 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         }))
         .layer(middleware::from_fn(openai::errors::translate))
         .layer(middleware::from_fn(analytics::errors::translate))
+        .layer(middleware::from_fn(adk::errors::translate))
         .with_state(app)
 }
 

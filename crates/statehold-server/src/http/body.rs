@@ -38,23 +38,55 @@ impl<T: DeserializeOwned> FromRequest<App> for Payload<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
-        require_json(request.headers())?;
-        let (mut parts, body) = request.into_parts();
-        // Without an authenticated caller nothing is read.
-        let owner = parts.extensions.remove::<BodyOwner>();
-        let owner = owner.ok_or_else(unauthenticated)?;
-        let bytes = owner.read(app, body).await?;
+        let bytes = read_json(request, app).await?;
         let limits = JsonLimits {
             bytes_max: app.options.body_bytes_max,
             ..JsonLimits::default()
         };
-        // The key may have ended while its holder sent the body.
-        if !owner.api_key.is_valid() {
-            return Err(unauthenticated());
-        }
         let value = json::parse_or_empty(&bytes, &limits)?;
         Ok(Self { value, bytes })
     }
+}
+
+/// A JSON body whose numbers come back as they are written, however large. `null` counts as `{}`.
+pub(crate) struct AsWritten<T> {
+    pub(crate) value: T,
+    pub(crate) bytes: Bytes,
+}
+
+impl<T: DeserializeOwned> FromRequest<App> for AsWritten<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        let bytes = read_json(request, app).await?;
+        let limits = JsonLimits {
+            bytes_max: app.options.body_bytes_max,
+            exact_numbers: false,
+            ..JsonLimits::default()
+        };
+        let body: &[u8] = if bytes.trim_ascii() == b"null" {
+            b""
+        } else {
+            &bytes
+        };
+        let value = json::parse_or_empty(body, &limits)?;
+        Ok(Self { value, bytes })
+    }
+}
+
+/// Reads the body of an authenticated call.
+async fn read_json(request: Request, app: &App) -> Result<Bytes, Problem> {
+    require_json(request.headers())?;
+    let (mut parts, body) = request.into_parts();
+    // Without an authenticated caller nothing is read.
+    let owner = parts.extensions.remove::<BodyOwner>();
+    let owner = owner.ok_or_else(unauthenticated)?;
+    let bytes = owner.read(app, body).await?;
+    // The key may have ended while its holder sent the body.
+    if !owner.api_key.is_valid() {
+        return Err(unauthenticated());
+    }
+    Ok(bytes)
 }
 
 /// The caller on whose account a body is read. The extractor of the caller leaves it with the call.

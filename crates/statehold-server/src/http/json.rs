@@ -20,6 +20,9 @@ pub struct JsonLimits {
     pub bytes_max: usize,
     /// How many objects and arrays may be open at once. Keep it below 128, where `serde_json` stops.
     pub depth_max: usize,
+    /// Whether each number must be one that every reader keeps as it is written. Only for bodies whose numbers the
+    /// server does not read, but gives back as they are written, it need not.
+    pub exact_numbers: bool,
 }
 
 impl Default for JsonLimits {
@@ -27,6 +30,7 @@ impl Default for JsonLimits {
         Self {
             bytes_max: 8 * 1024 * 1024,
             depth_max: 64,
+            exact_numbers: true,
         }
     }
 }
@@ -224,6 +228,7 @@ fn scan_text<'a>(bytes: &'a [u8], limits: &JsonLimits) -> Result<&'a str, JsonEr
         bytes,
         at: 0,
         depth_max: limits.depth_max,
+        exact_numbers: limits.exact_numbers,
         open: Vec::new(),
         keys: Vec::new(),
     };
@@ -252,6 +257,7 @@ struct Scanner<'a> {
     /// Invariant: at most the length of the text.
     at: usize,
     depth_max: usize,
+    exact_numbers: bool,
     open: Vec<OpenContainer>,
     /// The keys of all open objects, those of the innermost last.
     keys: Vec<ObjectKey<'a>>,
@@ -289,7 +295,11 @@ impl Scanner<'_> {
                 Ok(self.peek() != Some(b']'))
             }
             Some(b'-' | b'0'..=b'9') => {
-                let number = number::scan(self.text, self.at);
+                let number = if self.exact_numbers {
+                    number::scan(self.text, self.at)
+                } else {
+                    number::scan_any(self.text, self.at)
+                };
                 self.at = number.map_err(|error| match error {
                     NumberError::Syntax { offset, expected } => {
                         JsonError::Syntax { offset, expected }

@@ -1,5 +1,6 @@
 //! The native API over real sockets: what it does, and what nobody gets it to do.
 
+mod adk;
 mod attacks;
 mod chat;
 mod cuts;
