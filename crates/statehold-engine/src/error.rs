@@ -85,6 +85,14 @@ pub enum EngineError {
         /// The session with the name.
         session: SessionId,
     },
+    /// A value does not fit the schema that the configuration gives its key.
+    #[error("the value of `{key}` does not fit its schema: {}", first_error(.errors))]
+    StateInvalid {
+        /// The key.
+        key: StateKey,
+        /// Why it does not fit.
+        errors: Vec<FieldError>,
+    },
     /// The session has another event with this id.
     #[error("the session has another event with the id `{id}`; give each event an id of its own")]
     EventTaken {
@@ -282,5 +290,14 @@ impl From<StoreError> for EngineError {
             error @ StoreError::Corrupt { .. } => Self::Damaged(error),
             other => Self::Store(other),
         }
+    }
+}
+
+/// The first of several errors, with its place.
+fn first_error(errors: &[FieldError]) -> String {
+    match errors.first() {
+        Some(FieldError { path, message }) if path.is_empty() => message.clone(),
+        Some(FieldError { path, message }) => format!("at {path}: {message}"),
+        None => String::new(),
     }
 }

@@ -9,3 +9,4 @@ pub(crate) mod redact;
 pub(crate) mod rights;
 pub(crate) mod schema;
 pub(crate) mod sealed;
+pub(crate) mod state_rules;

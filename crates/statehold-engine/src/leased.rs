@@ -6,6 +6,7 @@
 //! [`LeasedRequest::durable`] before it asks a model, an agent or a tool.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::value::RawValue;
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch, StateSet};
@@ -30,6 +31,7 @@ use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::credentials::Credential;
+use crate::guard::policy::Policies;
 use crate::holds::{HoldDetail, Pending};
 use crate::locks::Lock;
 use crate::open_hold::{HoldSpec, open_hold};
@@ -75,6 +77,7 @@ pub struct WriteBatch {
     items: Vec<NewItem>,
     state: StatePatch,
     task_state: Option<BodyRef>,
+    policies: Arc<Policies>,
 }
 
 impl WriteBatch {
@@ -101,6 +104,15 @@ impl WriteBatch {
             key,
             value: self.payloads.put_json(value),
             merge: MergePolicy::Replace,
+        });
+    }
+
+    /// Writes a value under the merge policy that the configuration gives its key.
+    pub fn merge_state(&mut self, key: StateKey, value: &RawValue) {
+        self.state.set.push(StateSet {
+            value: self.payloads.put_json(value),
+            merge: self.policies.state.merge_of(&key),
+            key,
         });
     }
 
@@ -334,6 +346,7 @@ impl LeasedRequest {
             items: Vec::new(),
             state: StatePatch::default(),
             task_state: None,
+            policies: self.engine.policies(),
         })
     }
 
@@ -637,6 +650,7 @@ impl LeasedRequest {
         let (session, caller) = (self.ids.session, &self.call.caller);
         let root = self.root().await?;
         let user = self.engine.owner(session).await?.user;
+        self.engine.require_values_fit(&set).await?;
         let temps = &self.engine.inner().temps;
         temps.put((caller, user), root, set, delete)?;
         // If the root request has ended meanwhile, its values were dropped before these came.

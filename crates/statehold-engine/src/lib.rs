@@ -52,6 +52,7 @@ pub use guard::policy;
 pub use guard::redact::{PathRule, Pattern};
 pub use guard::schema::{FieldError, Schema};
 pub use guard::sealed::OpenedArgs;
+pub use guard::state_rules::{StateKeyPattern, StateRule, StateRules};
 pub use holds::{HoldDetail, HoldFilter, HoldGroup, Pending, PendingHold};
 pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
 pub use locks::Lock;

@@ -14,6 +14,7 @@ mod models;
 mod pipelines;
 mod routers;
 mod secret;
+mod state_rules;
 mod tables;
 mod tool_servers;
 mod values;
@@ -35,6 +36,7 @@ pub(crate) use secret::secret;
 pub(crate) use tables::{ConfigTables, agent_table, other_settings, tool_table};
 
 use models::ModelConfig;
+use state_rules::{StateKeys, StateRuleConfig};
 use tool_servers::ToolServerConfig;
 
 /// The configuration file if none is named.
@@ -62,6 +64,9 @@ pub(crate) struct Config {
     /// Declarations of agents, and the policies of their tools.
     #[serde(default, skip_serializing)]
     pub(crate) agents: BTreeMap<Name, AgentConfig>,
+    /// The rules of state keys.
+    #[serde(default, skip_serializing)]
+    pub(crate) state: BTreeMap<StateKeys, StateRuleConfig>,
 }
 
 /// How the server accepts calls.

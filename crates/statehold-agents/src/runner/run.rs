@@ -470,7 +470,8 @@ impl AgentRun {
         self.request.complete_with(output, batch, how).await
     }
 
-    /// Adds the state values of an answer to its commit, and returns the `temp:` values.
+    /// Adds the state values of an answer to its commit, and returns the `temp:` values. A value that does not fit
+    /// the schema of its key is left out, and the trace says so: the answer must not be lost with it.
     fn put_state(
         &self,
         answer: &TurnAnswer,
@@ -478,12 +479,18 @@ impl AgentRun {
     ) -> Vec<(StateKey, Option<Raw>)> {
         let own = self.spec.output_key.clone();
         let own = own.map(|key| (key, raw(&answer.message.text())));
+        let policies = self.engine.policies();
         let mut temp = Vec::new();
         for (key, value) in answer.state.iter().chain(&own) {
-            if key.scope() == Scope::Temp {
+            let errors = policies.state.errors(key, value.get().as_bytes());
+            if !errors.is_empty() {
+                let note = serde_json::json!({"key": key, "errors": errors});
+                let note = TraceNote::new("state_left_out", &note);
+                batch.push(ItemKind::Note, None, &note.body());
+            } else if key.scope() == Scope::Temp {
                 temp.push((key.clone(), Some(value.clone())));
             } else {
-                batch.set_state(key.clone(), value);
+                batch.merge_state(key.clone(), value);
             }
         }
         temp

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use statehold_agents::runner::{CommitPhase, StepKind};
 use statehold_agents::spec::{AgentBook, AgentKind, AgentSpec, LlmSpec, StateAccess};
 use statehold_core::ids::SessionId;
-use statehold_core::scope::{Scope, StateKey};
+use statehold_core::scope::{MergePolicy, Scope, StateKey};
 use statehold_engine::api::state::StateQuery;
 use statehold_engine::policy::Policies;
-use statehold_engine::{PageLimit, api};
+use statehold_engine::{PageLimit, Schema, StateKeyPattern, StateRule, api};
 use statehold_fakes::chat::{ScriptedModel, calls, text};
 
 use crate::crashes::lost_at;
@@ -362,5 +362,73 @@ async fn a_state_tool_has_its_effect_with_its_result_wherever_the_turn_is_lost()
             rig.engine.shut_down().await;
         }
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn agents_write_by_the_rules_of_their_keys() -> Outcome {
+    let schema = |text: &str| Some(Arc::new(Schema::new(text).expect("a schema")));
+    let rules = [
+        ("said", Some(MergePolicy::Append), None),
+        ("count", None, schema(r#"{"type": "integer"}"#)),
+    ];
+    let rules = rules.map(|(keys, merge, schema)| {
+        let keys: StateKeyPattern = keys.parse().expect("keys");
+        (keys, StateRule { merge, schema })
+    });
+    let policies = Policies {
+        state: rules.into_iter().collect(),
+        ..Policies::default()
+    };
+    let put = |value: Value| {
+        let args = json!({"key": "count", "value": value});
+        calls(&[("a", "put_state", args)])
+    };
+    let model = ScriptedModel::start([put(json!("many")), put(json!(3)), text("Done.")]).await;
+    let access = access(&[], &[Scope::Session]);
+    let mut assistant = llm_with("assistant", "Count.", access);
+    assistant.output_key = Some(key("count"));
+    let rig = Rig::with(book_of(&model, vec![assistant]), policies).await;
+    let runner = rig.runner().await;
+    let session = rig.session("assistant").await;
+    let request = rig.ask(session, "assistant", "Go").await;
+    // The answer is no integer: it is told, and not written.
+    let ended = rig.ended(request).await;
+    completed(&ended);
+    let told = model.messages(1);
+    let told = told.last().expect("a message").to_string();
+    assert!(told.contains("does not fit its schema"), "{told}");
+    assert_eq!(value(&rig, session, "count").await, Some(json!(3)));
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_answer_merges_by_the_rule_of_its_output_key() -> Outcome {
+    let keys: StateKeyPattern = "user:said".parse().expect("keys");
+    let merge = Some(MergePolicy::KeepFirst);
+    let rule = StateRule {
+        merge,
+        schema: None,
+    };
+    let policies = Policies {
+        state: [(keys, rule)].into_iter().collect(),
+        ..Policies::default()
+    };
+    let model = ScriptedModel::start([text("one"), text("two")]).await;
+    let mut spec = llm("assistant", "Count.");
+    spec.output_key = Some(key("user:said"));
+    let rig = Rig::with(book_of(&model, vec![spec]), policies).await;
+    let runner = rig.runner().await;
+    let session = rig.session("assistant").await;
+    for _ in 0..2 {
+        let request = rig.ask(session, "assistant", "Go").await;
+        completed(&rig.ended(request).await);
+        let said = value(&rig, session, "user:said").await;
+        assert_eq!(said, Some(json!("one")));
+    }
+    runner.stop().await;
+    rig.engine.shut_down().await;
     Ok(())
 }

@@ -97,7 +97,7 @@ fn start_command(
     }
     let mut items = first_items(input.items, payloads)?;
     write.engine.hide_gated(&agent, &mut items, payloads);
-    let state = state_patch(input.state, payloads)?;
+    let state = state_patch(write.engine, input.state, payloads)?;
     let close_on = write.engine.policies().close_on(&agent, input.close_on);
     Ok(Command::StartRequest(StartRequest {
         chat: None,
@@ -144,6 +144,7 @@ pub(crate) fn require_worker_note(note: Option<&str>) -> Result<(), EngineError>
 
 /// The state that goes with a request. Values are merged when the command is committed.
 fn state_patch(
+    engine: &Engine,
     input: Option<StatePatchInput>,
     payloads: &mut Payloads,
 ) -> Result<StatePatch, EngineError> {
@@ -156,7 +157,7 @@ fn state_patch(
             "`temp:` keys are written with PATCH …/state, with `request_id` and `fence`",
         ));
     }
-    Ok(writes.into_core(payloads))
+    Ok(writes.into_core(&engine.policies().state, payloads))
 }
 
 /// The receipt of the same call made before, if `items` name calls by the caller's own ids: a repeat is
@@ -187,7 +188,7 @@ pub async fn append(
         return Ok(receipt);
     }
     let items = next_items(&mut write, request, input.items).await?;
-    let state = state_patch(input.state, &mut write.payloads)?;
+    let state = state_patch(write.engine, input.state, &mut write.payloads)?;
     let task_state = input
         .task_state
         .map(|state| write.payloads.put_json(&state));
@@ -244,7 +245,7 @@ pub async fn complete(
     let output = message(&input.output, "output", false, &mut write.payloads)?;
     let items = next_items(&mut write, request, input.items).await?;
     let payloads = &mut write.payloads;
-    let state = state_patch(input.state, payloads)?;
+    let state = state_patch(write.engine, input.state, payloads)?;
     let fence = input.fence;
     let command = Command::CompleteRequest {
         by: Fenced { request, fence },

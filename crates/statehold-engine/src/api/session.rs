@@ -66,7 +66,7 @@ async fn create_new(
     call: &Call,
     input: &SessionInput,
 ) -> Result<Receipt<SessionView>, EngineError> {
-    let state = |payloads: &mut Payloads| first_state(input.state.as_ref(), payloads);
+    let state = |payloads: &mut Payloads| first_state(engine, input.state.as_ref(), payloads);
     create_with(engine, call, input, state).await
 }
 
@@ -167,6 +167,7 @@ pub(crate) fn create_command(
 
 /// The state that a session begins with.
 fn first_state(
+    engine: &Engine,
     state: Option<&BTreeMap<String, Raw>>,
     payloads: &mut Payloads,
 ) -> Result<StatePatch, EngineError> {
@@ -177,7 +178,8 @@ fn first_state(
         set: set.clone(),
         ..StatePatchInput::default()
     };
-    Ok(patch.parse(None)?.into_core(payloads))
+    let writes = patch.parse(None)?;
+    Ok(writes.into_core(&engine.policies().state, payloads))
 }
 
 /// The user of a new session: the one the key is bound to, or the one it names.

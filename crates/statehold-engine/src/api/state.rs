@@ -87,7 +87,7 @@ pub async fn patch(
         return Err(Rejection::EmptyPatch.into());
     }
     let lists = writes.lists();
-    let patch = writes.into_core(&mut write.payloads);
+    let patch = writes.into_core(&engine.policies().state, &mut write.payloads);
     let command = Command::PutState { patch, by };
     write
         .commit(&command, |made| Some(state_written(made, &lists)))
@@ -115,6 +115,7 @@ async fn patch_temp(
     let root = root.await?;
     let summary = engine.session(caller, session).await?;
     let (user, revision) = (summary.owner.user, summary.revision);
+    engine.require_values_fit(&set).await?;
     let temps = &engine.inner().temps;
     temps.put((caller, user), root, set, &delete)?;
     // If the root request has ended meanwhile, its values were dropped before these came.
@@ -240,7 +241,7 @@ pub(super) async fn patch_shared(
     let (own, call) = (engine.clone(), call.clone());
     let write = async move {
         let command = |payloads: &mut Payloads| Command::PutState {
-            patch: writes.into_core(payloads),
+            patch: writes.into_core(&own.policies().state, payloads),
             by: None,
         };
         let view = |made: &DecidedCommit<'_>| Some(state_written(made, &[]));

@@ -23,13 +23,14 @@ use super::write::Submission;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::{self, Finished};
+use crate::guard::state_rules::StateRules;
 use crate::locks::KeyedLocks;
 
 /// How often a merge is retried when other writers were faster.
 const TRIES_MAX: usize = 64;
 /// Up to this size a merge takes less time than handing it to another thread.
 const INLINE_BYTES_MAX: usize = 64 * 1024;
-/// How many long merges run at once: they need memory and a core each.
+/// How many long merges and validations run at once: they need memory and a core each.
 const LONG_MERGES_MAX: usize = 4;
 /// How many keys of one command are locked. Versions protect all keys; locks only save retries.
 const LOCKED_KEYS_MAX: usize = 16;
@@ -155,7 +156,7 @@ impl Engine {
         loop {
             tries += 1;
             let merged = match self.merge_command(&owner, submission).await {
-                Err(error @ EngineError::Merge { .. }) => {
+                Err(error @ (EngineError::Merge { .. } | EngineError::StateInvalid { .. })) => {
                     self.require_without_merges(&owner, submission).await?;
                     return Err(error);
                 }
@@ -268,19 +269,29 @@ impl Engine {
             });
         }
         let (command, payloads) = (submission.command.clone(), submission.payloads.clone());
+        let policies = self.policies();
         let size =
             |input: &MergeInput| input.operand.len() + input.old.as_ref().map_or(0, Vec::len);
         if inputs.iter().map(size).sum::<usize>() <= INLINE_BYTES_MAX {
-            return merge_all(command, payloads, inputs);
+            return merge_all(command, payloads, inputs, &policies.state);
         }
+        self.run_long(move || merge_all(command, payloads, inputs, &policies.state))
+            .await?
+    }
+
+    /// Merges or validates long values in another thread, a few callers at a time.
+    pub(crate) async fn run_long<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, EngineError> {
         let permit = Arc::clone(&self.inner().merges.long).acquire_owned().await;
         let permit = permit.map_err(|_| EngineError::Stopping)?;
-        let merged = tokio::task::spawn_blocking(move || {
+        let done = tokio::task::spawn_blocking(move || {
             // Held by this thread: the work continues even if the caller disconnects.
             let _permit = permit;
-            merge_all(command, payloads, inputs)
+            work()
         });
-        merged.await.map_err(|_| EngineError::Stopping)?
+        done.await.map_err(|_| EngineError::Stopping)
     }
 }
 
@@ -290,6 +301,7 @@ fn merge_all(
     mut command: Command,
     mut payloads: Payloads,
     inputs: Vec<MergeInput>,
+    rules: &StateRules,
 ) -> Result<MergedCommand, EngineError> {
     let mut results = MergeResults::default();
     let patch = state_of_mut(&mut command);
@@ -301,6 +313,10 @@ fn merge_all(
             key: key.clone(),
             source,
         })?;
+        // A value that stays is not the caller's.
+        if input.old.as_ref() != Some(&value) {
+            rules.require_fit([(&key, value.as_slice())])?;
+        }
         if matches!(key.scope(), Scope::App | Scope::User) {
             results.shared.push(MergedValue {
                 key,

@@ -191,6 +191,9 @@ impl<'a> SessionWrite<'a> {
                     ));
                 }
             }
+            if let Some(patch) = command.state() {
+                engine.require_patch_fits(patch, &self.payloads).await?;
+            }
             if first.is_none() && merge::merges(command) {
                 return Box::pin(engine.attempt_merged(&submission)).await;
             }
@@ -237,6 +240,10 @@ impl<'a> SessionWrite<'a> {
         };
         let submission = Submission::new(self, command, &no_answer);
         self.engine.decide(&created, &submission).await?;
+        if let Some(patch) = command.state() {
+            let engine = self.engine;
+            engine.require_patch_fits(patch, &self.payloads).await?;
+        }
         Ok(())
     }
 

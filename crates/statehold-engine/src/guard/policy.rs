@@ -1,5 +1,5 @@
 //! Policies of agents and their tools, set by an operator: who decides, the risk of a tool, which calls
-//! need approval, and which arguments are redacted.
+//! need approval, and which arguments are redacted. Rules of state keys are in `state_rules`.
 //!
 //! The policy wins over the worker's terms, and a worker may only tighten it: a worker knows its tools,
 //! but the text it reads may mislead it.
@@ -19,6 +19,7 @@ use crate::bodies::{ItemBody, parse};
 use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
 use crate::guard::redact::{PathRule, Pattern, Rules};
+use crate::guard::state_rules::StateRules;
 
 pub use condition::ArgsCondition;
 
@@ -90,8 +91,8 @@ pub struct AgentPolicy {
     pub tools: BTreeMap<Name, ToolPolicy>,
 }
 
-/// Policies of all agents.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// Policies of all agents, and the rules of state keys.
+#[derive(Debug, Clone, Default)]
 pub struct Policies {
     /// By agent.
     pub agents: BTreeMap<Name, AgentPolicy>,
@@ -102,6 +103,8 @@ pub struct Policies {
     pub calls: BTreeMap<Name, BTreeSet<Name>>,
     /// The event that closes the tasks of an agent, by agent.
     pub close_on: BTreeMap<Name, CloseOn>,
+    /// The rules of state keys.
+    pub state: StateRules,
 }
 
 /// Separates the server of a tool from its name.

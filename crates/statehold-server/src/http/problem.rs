@@ -97,6 +97,7 @@ codes! {
     EditImpossible = 422 "edit_impossible" "The action cannot be edited";
     InvalidArgs = 422 "invalid_args" "Invalid tool arguments";
     InvalidContent = 422 "invalid_content" "Invalid answer content";
+    InvalidState = 422 "invalid_state" "State does not fit its schema";
     CommentNeeded = 422 "comment_needed" "Comment required";
     PolicyStricter = 422 "policy_stricter" "The policy is stricter";
     ApprovalNeeded = 422 "approval_needed" "Approval required";
@@ -301,6 +302,9 @@ impl From<EngineError> for Problem {
             EngineError::InvalidContent(errors) => {
                 problem(Code::InvalidContent).with("errors", json!(errors))
             }
+            EngineError::StateInvalid { key, errors } => problem(Code::InvalidState)
+                .with("key", key.as_str())
+                .with("errors", json!(errors)),
             EngineError::PolicyStricter { field, policy } => problem(Code::PolicyStricter)
                 .with("field", field)
                 .with("policy", policy),
@@ -314,25 +318,39 @@ impl From<EngineError> for Problem {
             }
             EngineError::ForkTooDeep => problem(Code::LimitReached).with("limit", "forks of forks"),
             EngineError::TooMany(_) => problem(Code::TooMany),
+            EngineError::Full
+            | EngineError::Stopping
+            | EngineError::TurnInterrupted
+            | EngineError::Damaged(_)
+            | EngineError::PageTooSmall { .. }
+            | EngineError::Store(_) => Self::of_failure(&error, detail),
+        }
+    }
+}
+
+impl Problem {
+    /// A failure of the server itself, which its log tells more about.
+    fn of_failure(error: &EngineError, detail: String) -> Self {
+        match error {
             EngineError::Full => {
                 tracing::warn!("the disk is full: a write was refused");
-                problem(Code::DiskFull)
+                Self::new(Code::DiskFull, detail)
             }
-            EngineError::Stopping | EngineError::TurnInterrupted => problem(Code::Stopping),
+            EngineError::Stopping | EngineError::TurnInterrupted => {
+                Self::new(Code::Stopping, detail)
+            }
             EngineError::Damaged(source) => {
-                tracing::error!(causes = causes_of(&source), "stored data is damaged");
-                problem(Code::DataDamaged)
+                tracing::error!(causes = causes_of(source), "stored data is damaged");
+                Self::new(Code::DataDamaged, detail)
             }
             EngineError::PageTooSmall { bytes } => {
                 tracing::error!(bytes, "an entry was longer than its page");
                 Self::new(Code::Internal, "the server has a bug here")
             }
-            EngineError::Store(source) => {
-                tracing::error!(causes = causes_of(&source), "the store failed");
-                Self::new(
-                    Code::Internal,
-                    "the store failed; see the log of the server",
-                )
+            error => {
+                tracing::error!(causes = causes_of(error), "the store failed");
+                let detail = "the store failed; see the log of the server";
+                Self::new(Code::Internal, detail)
             }
         }
     }

@@ -20,6 +20,7 @@ pub(crate) mod records;
 mod sessions;
 mod state;
 mod state_parts;
+mod state_rules;
 mod waking;
 mod work;
 

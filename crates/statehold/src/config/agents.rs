@@ -13,7 +13,9 @@ use statehold_engine::policy::{
 };
 use statehold_engine::{PathRule, Pattern};
 
+use super::Config;
 use super::kinds::AgentDeclaration;
+use super::state_rules::state_rules;
 use super::values::{BoundedNumber, SchemaTable, VariableName};
 
 /// The table of an agent. Tool settings in it apply to all of its tools.
@@ -108,7 +110,8 @@ impl ToolConfig {
 }
 
 /// Converts the settings into the policies of the engine.
-pub(crate) fn policies(agents: &BTreeMap<Name, AgentConfig>) -> Policies {
+pub(crate) fn policies(config: &Config) -> Policies {
+    let agents = &config.agents;
     let policy = |agent: &AgentConfig| AgentPolicy {
         every_tool: agent.every_tool.policy(),
         tools: agent
@@ -134,6 +137,7 @@ pub(crate) fn policies(agents: &BTreeMap<Name, AgentConfig>) -> Policies {
         Some((name.clone(), close_on))
     });
     Policies {
+        state: state_rules(&config.state),
         close_on: close_on.collect(),
         calls: declared
             .map(|(name, agent)| (name.clone(), calls(agent)))

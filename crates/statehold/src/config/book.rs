@@ -71,6 +71,7 @@ pub(crate) fn declare_agents(
         }
     }
     reading.require_no_circles();
+    reading.require_state_rules();
     let known = config.agents.keys();
     reading.require_known(ANSWERERS, &config.chat.answerers, &known, "agent", AGENTS);
     reading.finish(DeclaredAgents { book, credentials })

@@ -12,11 +12,13 @@ use super::agents::{AgentConfig, TOOL_SETTINGS};
 use super::kinds::SETTINGS;
 use super::layers::step;
 use super::models::{MODEL_SETTINGS, ModelConfig};
+use super::state_rules::{STATE_SETTINGS, StateKeys, StateRuleConfig};
 use super::tool_servers::{TOOL_SERVER_SETTINGS, ToolServerConfig};
 
 pub(super) const AGENTS: &str = "agents";
 pub(super) const MODELS: &str = "models";
 pub(super) const TOOL_SERVERS: &str = "tool_servers";
+pub(super) const STATE: &str = "state";
 const TOOLS: &str = "tools";
 
 /// Settings whose value is a table: a JSON Schema.
@@ -47,6 +49,8 @@ pub(super) enum NamedKey {
     Unknown(Vec<String>),
     /// A name in the key is invalid.
     BadName(String),
+    /// The name of a table below `state` is no state key, for this reason.
+    BadStateKeys(String),
 }
 
 impl NamedKey {
@@ -54,6 +58,7 @@ impl NamedKey {
     pub(super) fn of(steps: &[String], value: &Value) -> Self {
         let steps: Vec<&str> = steps.iter().map(Deref::deref).collect();
         let (names, setting) = match steps[..] {
+            [STATE, keys, ref rest @ ..] => return Self::of_state(keys, rest, value),
             [AGENTS | MODELS | TOOL_SERVERS, name, setting] => (vec![name], Some(setting)),
             [AGENTS, agent, TOOLS, tool, setting] => (vec![agent, tool], Some(setting)),
             [AGENTS | MODELS | TOOL_SERVERS, name] if is_empty_table(value) => (vec![name], None),
@@ -75,6 +80,18 @@ impl NamedKey {
             Self::Unknown(settings(steps[0], names[0], tool))
         }
     }
+
+    /// Classifies a key below `state`, whose tables are named by state keys.
+    fn of_state(keys: &str, rest: &[&str], value: &Value) -> Self {
+        if let Err(why) = StateKeys::try_from(keys.to_owned()) {
+            return Self::BadStateKeys(why);
+        }
+        match rest {
+            [] if is_empty_table(value) => Self::Empty,
+            [setting] if STATE_SETTINGS.contains(setting) => Self::Known,
+            _ => Self::Unknown(settings(STATE, keys, None)),
+        }
+    }
 }
 
 fn is_empty_table(value: &Value) -> bool {
@@ -84,6 +101,7 @@ fn is_empty_table(value: &Value) -> bool {
 /// The settings of a section's tables, or of tools.
 fn own_settings(section: &str, is_tool: bool) -> Vec<&'static str> {
     match section {
+        STATE => STATE_SETTINGS.to_vec(),
         MODELS => MODEL_SETTINGS.to_vec(),
         TOOL_SERVERS => TOOL_SERVER_SETTINGS.to_vec(),
         _ if is_tool => TOOL_SETTINGS.to_vec(),
@@ -109,8 +127,13 @@ fn settings(section: &str, name: &str, tool: Option<&str>) -> Vec<String> {
 /// Whether a table is a value as a whole, and not a section with settings in it.
 pub(super) fn is_value(steps: &[String], table: &Table) -> bool {
     match steps {
-        [section, _] => table.is_empty() && [AGENTS, MODELS, TOOL_SERVERS].contains(&&**section),
+        [section, _] => {
+            table.is_empty() && [AGENTS, MODELS, STATE, TOOL_SERVERS].contains(&&**section)
+        }
         [section, _, setting] => {
+            if section == STATE {
+                return setting == "schema";
+            }
             let has_headers = [AGENTS, MODELS, TOOL_SERVERS].contains(&&**section);
             has_headers && setting == HEADERS || section == AGENTS && SCHEMAS.contains(&&**setting)
         }
@@ -130,6 +153,7 @@ pub(super) fn require_fit(steps: &[String], value: &Value) -> Result<(), String>
     let fits = match section.as_str() {
         MODELS => fit::<ModelConfig>(setting, value),
         TOOL_SERVERS => fit::<ToolServerConfig>(setting, value),
+        STATE => fit::<StateRuleConfig>(setting, value),
         _ => fit::<AgentConfig>(setting, value),
     };
     let is_prompt = PROMPTS.contains(&setting.as_str());

@@ -103,6 +103,11 @@ impl ConfigLayers {
                 let hint = "names begin with a letter or digit and have letters, digits, . _ and -";
                 return Err(Failure::usage(message).hint(hint).into());
             }
+            NamedKey::BadStateKeys(why) => {
+                let message = format!("`{key}` names no state keys: {why} ({source})");
+                let hint = "write a key, or the beginning of keys and a star: [state.\"user:*\"]";
+                return Err(Failure::usage(message).hint(hint).into());
+            }
         }
         let Some(place) = self.values.get_mut(key) else {
             return Err(self.unknown(key, &source));
@@ -261,12 +266,14 @@ fn unknown<'a>(
     failure.hint(hint).into()
 }
 
-/// One step of a key: in quotes if it has a dot, as in TOML.
+/// One step of a key: in quotes if TOML needs them.
 pub(super) fn step(name: &str) -> String {
-    if name.contains('.') {
-        format!("\"{name}\"")
-    } else {
+    let is_bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if !name.is_empty() && name.chars().all(is_bare) {
         name.to_owned()
+    } else {
+        let escaped = name.replace('\\', "\\\\").replace('"', "\\\"");
+        format!("\"{escaped}\"")
     }
 }
 
@@ -274,8 +281,10 @@ pub(super) fn step(name: &str) -> String {
 fn steps(key: &str) -> Vec<String> {
     let mut steps = vec![String::new()];
     let mut is_quoted = false;
-    for c in key.chars() {
+    let mut chars = key.chars();
+    while let Some(c) = chars.next() {
         match c {
+            '\\' if is_quoted => steps.last_mut().expect("never empty").extend(chars.next()),
             '"' => is_quoted = !is_quoted,
             '.' if !is_quoted => steps.push(String::new()),
             c => steps.last_mut().expect("never empty").push(c),

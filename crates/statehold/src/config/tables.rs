@@ -13,10 +13,11 @@ use statehold_server::ReloadReport;
 use super::Config;
 use super::agents::AgentConfig;
 use super::book::DeclaredAgents;
-use super::keys::{AGENTS, MODELS, TOOL_SERVERS};
+use super::keys::{AGENTS, MODELS, STATE, TOOL_SERVERS};
 use super::layers::{SourcedValue, step};
+use super::state_rules::StateRuleConfig;
 
-/// The tables of agents, models and tool servers, by their names in the file.
+/// The tables of agents, models, tool servers and state keys, by their names in the file.
 #[derive(Debug)]
 pub(crate) struct ConfigTables(BTreeMap<String, DeclaredTable>);
 
@@ -30,6 +31,7 @@ enum DeclaredTable {
     },
     Model(Option<Arc<ModelSpec>>),
     ToolServer(Option<Arc<ToolServerSpec>>),
+    State(StateRuleConfig),
 }
 
 impl ConfigTables {
@@ -51,7 +53,12 @@ impl ConfigTables {
             let table = DeclaredTable::ToolServer(book.tool_servers.get(name).cloned());
             (key(TOOL_SERVERS, name.as_str()), table)
         });
-        Self(agents.chain(models).chain(tool_servers).collect())
+        let state = config.state.iter().map(|(keys, rule)| {
+            let table = DeclaredTable::State(rule.clone());
+            (key(STATE, &keys.to_string()), table)
+        });
+        let tables = agents.chain(models).chain(tool_servers).chain(state);
+        Self(tables.collect())
     }
 
     /// Compares with an earlier version.
@@ -92,7 +99,7 @@ pub(crate) fn other_settings(old: &[SourcedValue], new: &[SourcedValue]) -> Vec<
         .collect();
     let is_named = |key: &str| {
         let section = key.split('.').next().unwrap_or_default();
-        [AGENTS, MODELS, TOOL_SERVERS].contains(&section)
+        [AGENTS, MODELS, STATE, TOOL_SERVERS].contains(&section)
     };
     let others = new.iter().filter(|value| !is_named(&value.key));
     let others = others.filter(|value| before.get(value.key.as_str()) != Some(&&value.value));

@@ -244,7 +244,7 @@ fn agents_and_their_tools_have_policies() {
         environment(Some(file), &[("STATEHOLD__AGENTS__X__QUORUM", "3")]);
     let layers = layers(&environment, None).expect("known keys");
     let (config, explained) = layers.finish().expect("fit values");
-    let policies = policies(&config.agents);
+    let policies = policies(&config);
     let of = |agent: &str, tool: &str| policies.of(&agent.parse().expect("a name"), tool).policy;
     let delete = of("ums-agent", "delete_user");
     assert_eq!(delete.quorum, Some(2));

@@ -203,6 +203,6 @@ mod tests {
         own.agents.insert(name(UMS), AgentPolicy::default());
         let before = own.clone();
         add_policies(&mut own);
-        assert_eq!(own, before);
+        assert_eq!(own.agents, before.agents);
     }
 }

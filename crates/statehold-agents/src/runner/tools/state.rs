@@ -157,6 +157,15 @@ impl AgentRun {
                     "the value is too long or too deep; nothing was written. Write a smaller one";
                 return Ok(StateCallResult::error(text));
             };
+            let policies = self.engine.policies();
+            let errors = policies.state.errors(&key, value.get().as_bytes());
+            if let Some(error) = errors.first() {
+                let (path, why) = (&error.path, &error.message);
+                let text = format!(
+                    "the value of `{key}` does not fit its schema at `{path}`: {why}; nothing was written"
+                );
+                return Ok(StateCallResult::error(text));
+            }
             Some(value)
         } else {
             None

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use crate::api::json::Raw;
 use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
+use crate::guard::state_rules::StateRules;
 
 /// Changes of state.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -29,7 +30,8 @@ pub struct StatePatchInput {
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, u64>)]
     pub if_versions: BTreeMap<String, u64>,
-    /// Merge policies: how to combine a new value with the stored one.
+    /// Merge policies: how to combine a new value with the stored one. Without one, the policy that the configuration
+    /// gives the key counts, and `replace` if it gives none.
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
     pub merge: BTreeMap<String, MergePolicy>,
@@ -60,7 +62,8 @@ pub struct SessionStateInput {
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, u64>)]
     if_versions: BTreeMap<String, u64>,
-    /// Merge policies: how to combine a new value with the stored one.
+    /// Merge policies: how to combine a new value with the stored one. Without one, the policy that the configuration
+    /// gives the key counts, and `replace` if it gives none.
     #[serde(default)]
     #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
     merge: BTreeMap<String, MergePolicy>,
@@ -97,7 +100,8 @@ impl SessionStateInput {
 pub(crate) struct StateWrite {
     pub(crate) key: StateKey,
     pub(crate) value: Vec<u8>,
-    pub(crate) merge: MergePolicy,
+    /// None for the policy that the configuration gives the key.
+    pub(crate) merge: Option<MergePolicy>,
 }
 
 /// A patch with validated keys.
@@ -168,7 +172,7 @@ impl StatePatchInput {
         let mut set = Vec::with_capacity(self.set.len());
         for (text, value) in self.set {
             let key = key_of(&text, scope)?;
-            let merge = merges.remove(&key).unwrap_or_default();
+            let merge = merges.remove(&key);
             let value = value.get().as_bytes().to_vec();
             set.push(StateWrite { key, value, merge });
         }
@@ -241,15 +245,15 @@ impl StateWrites {
     }
 
     /// Converts to the patch of the core.
-    pub(crate) fn into_core(self, payloads: &mut Payloads) -> StatePatch {
+    pub(crate) fn into_core(self, rules: &StateRules, payloads: &mut Payloads) -> StatePatch {
         let set = self.set.into_iter().map(|write| StateSet {
             value: if write.key.scope() == Scope::App {
                 payloads.put_app(write.value)
             } else {
                 payloads.put(write.value)
             },
+            merge: write.merge.unwrap_or_else(|| rules.merge_of(&write.key)),
             key: write.key,
-            merge: write.merge,
         });
         let set = set.collect();
         let append = self.append.into_iter().map(|(list, values)| {

@@ -56,7 +56,7 @@ impl ActiveConfig {
             tables: ConfigTables::of(config, &declared),
             book: Arc::new(demo.merge_into(declared.book)),
             credentials: declared.credentials,
-            policies: demo.policies(policies(&config.agents)),
+            policies: demo.policies(policies(config)),
         }
     }
 

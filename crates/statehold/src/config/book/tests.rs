@@ -420,7 +420,7 @@ fn the_environment_declares_agents_too() {
         matches!(&book.agents[&name("a")].kind, AgentKind::Llm(llm) if llm.prompt == "42" && llm.steps_max == 3)
     );
     assert!(book.agents.contains_key(&name("b")));
-    let policies = super::super::policies(&place.finished().0.agents);
+    let policies = super::super::policies(&place.finished().0);
     let policy = policies.of(&name("a"), "any");
     assert!(policy.needs_approval(&serde_json::json!({ "path": 1 })));
     assert!(!policy.needs_approval(&serde_json::json!({})));
@@ -430,7 +430,7 @@ fn the_environment_declares_agents_too() {
 fn a_date_in_a_schema_is_the_text_it_was_written_as() {
     let file = "[agents.a]\napproval_if = { properties = { on = { const = 2026-01-01 } } }\n\
                 [agents.a.tools.t]\napproval_if = { properties = { on = { const = 2026-01-02 } } }\n";
-    let policies = super::super::policies(&TestPlace::new(file, &[]).finished().0.agents);
+    let policies = super::super::policies(&TestPlace::new(file, &[]).finished().0);
     for (tool, day) in [("other", "2026-01-01"), ("t", "2026-01-02")] {
         let policy = policies.of(&name("a"), tool);
         assert!(
@@ -444,7 +444,7 @@ fn a_date_in_a_schema_is_the_text_it_was_written_as() {
 #[test]
 fn a_condition_in_the_file_is_one_of_the_policy() {
     let place = TestPlace::new(WHOLE, &VARIABLES);
-    let policies = super::super::policies(&place.finished().0.agents);
+    let policies = super::super::policies(&place.finished().0);
     let policy = policies.of(&name("assistant"), "file_extraction");
     assert!(policy.needs_approval(&serde_json::json!({ "path": "/etc/passwd" })));
     assert!(!policy.needs_approval(&serde_json::json!({ "path": "notes" })));

@@ -598,8 +598,8 @@ fn a_worker_calls_declared_agents_only() {
         &["`pay`, which is not a declared agent", "a, b"],
     );
     let file = calls("calls = [\"b\"]") + "[agents.c.tools.t]\napproval = \"always\"\n";
-    let agents = TestPlace::new(&file, &[]).finished().0.agents;
-    let policies = crate::config::policies(&agents);
+    let config = TestPlace::new(&file, &[]).finished().0;
+    let policies = crate::config::policies(&config);
     let callable = |agent: &str| {
         let calls = policies.calls.get(&agent.parse().expect("a name"))?;
         Some(calls.iter().map(ToString::to_string).collect::<Vec<_>>())
@@ -607,4 +607,45 @@ fn a_worker_calls_declared_agents_only() {
     assert_eq!(callable("a"), Some(vec!["b".to_owned()]));
     assert_eq!(callable("b"), Some(Vec::new()));
     assert_eq!(callable("c"), None, "policies alone declare no agent");
+}
+
+#[test]
+fn a_rule_of_state_keys_names_keys_and_fits() {
+    mistaken(
+        &TestPlace::new("[state.\"temp:x\"]\nmerge = \"add\"\n", &[]),
+        "state.\"temp:x\".merge",
+        &["keys that are stored", "replaces the value"],
+    );
+    for (file, says) in [
+        (
+            "[state.\"User:*\"]\nmerge = \"add\"\n",
+            "names no state keys",
+        ),
+        ("[state.x]\nmerge = \"most\"\n", "state.x.merge"),
+        (
+            "[state.x]\nschema = { type = \"txt\" }\n",
+            "not a JSON Schema",
+        ),
+        ("[state.x]\nmerges = \"add\"\n", "state.x.merge"),
+    ] {
+        refused(Some(file), &[], &[says]);
+    }
+}
+
+#[test]
+fn rules_of_state_keys_come_from_the_file_and_the_environment() {
+    let file =
+        "[state.\"user:*\"]\nschema = { type = \"string\" }\n[state.visits]\nmerge = \"add\"\n";
+    let variables = [("STATEHOLD__STATE__VISITS__SCHEMA", "{ type = \"integer\" }")];
+    let place = TestPlace::new(file, &variables);
+    place.declare_agents().expect("no mistakes");
+    let rules = crate::config::policies(&place.finished().0).state;
+    let errors = |key: &str, value: &str| {
+        let key = key.parse().expect("a key");
+        rules.errors(&key, value.as_bytes()).len()
+    };
+    assert_eq!(errors("user:x", "1"), 1);
+    assert_eq!(errors("user:x", "\"a\""), 0);
+    assert_eq!(errors("visits", "\"a\""), 1);
+    assert_eq!(errors("other", "1"), 0);
 }
