@@ -1,6 +1,7 @@
 //! State of sessions, apps and users.
 
 mod input;
+mod provenance;
 mod query;
 mod view;
 
@@ -27,6 +28,7 @@ use crate::shared::require_shared_writer;
 use crate::users::NamedUser;
 
 pub use input::{SessionStateInput, StatePatchInput};
+pub use provenance::{PROVENANCE_KEYS_MAX, Provenance, add_provenance, require_provenance_reader};
 pub use query::{StateQuery, StateQueryInput};
 pub use view::{StateView, StateWritten};
 

@@ -6,7 +6,8 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::api;
 use statehold_engine::api::state::{
-    SessionStateInput, StatePatchInput, StateQuery, StateQueryInput, StateView, StateWritten,
+    PROVENANCE_KEYS_MAX, SessionStateInput, StatePatchInput, StateQuery, StateQueryInput,
+    StateView, StateWritten, add_provenance, require_provenance_reader,
 };
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -42,6 +43,8 @@ struct StateParams {
     /// Show the session keys as they were at this revision, without the values of app and user.
     #[param(minimum = 1, maximum = 9_007_199_254_740_991u64)]
     at: Option<u64>,
+    /// Also show who wrote each value, when, and for which request; at most 256 keys. Needs `operator`.
+    provenance: Option<bool>,
     /// `next_cursor` of the previous page.
     cursor: Option<String>,
     /// Number of keys, 1 to 10000.
@@ -52,7 +55,11 @@ struct StateParams {
 impl StateParams {
     fn has_part(&self) -> bool {
         let (keys, prefix) = (&self.keys, &self.prefix);
-        keys.is_some() || prefix.is_some() || self.after.is_some() || self.reverse.is_some()
+        keys.is_some()
+            || prefix.is_some()
+            || self.after.is_some()
+            || self.reverse.is_some()
+            || self.provenance.is_some()
     }
 }
 
@@ -129,7 +136,19 @@ async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answ
     if let Some(at) = revision(params.at, "at")? {
         return read_past(&context, session, at, &params).await;
     }
-    let (limit, request) = (params.limit, params.request_id);
+    let has_provenance = params.provenance == Some(true);
+    if has_provenance {
+        let (engine, caller) = (context.engine(), &context.caller);
+        require_provenance_reader(engine, caller, session).await?;
+    }
+    let limit = match params.limit {
+        limit if !has_provenance => limit,
+        limit => Some(page_limit(
+            limit.or(Some(PROVENANCE_KEYS_MAX)),
+            PROVENANCE_KEYS_MAX,
+        )?),
+    };
+    let request = params.request_id;
     let part = StatePart::of(params.keys, params.prefix, params.after, params.reverse);
     let cursor = Cursor::of(&context, "state", &part.filter(&session.to_string()));
     let (query, limit) = part.query(&cursor, params.cursor.as_deref(), None, limit)?;
@@ -137,6 +156,9 @@ async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answ
     let read = |page| api::state::read(engine, caller, session, request, (&query, page));
     let (mut state, next) = context.read_page(limit, read).await?;
     state.next_cursor = next.map(|key| cursor.seal(key));
+    if has_provenance {
+        add_provenance(engine, caller, session, &mut state).await?;
+    }
     let headers = AnswerHeaders::session(session).at(state.revision);
     Ok(shown(&state, headers))
 }
@@ -149,8 +171,8 @@ async fn read_past(
 ) -> Answer {
     let limit = page_limit(params.limit.or(Some(KEYS_MAX)), KEYS_MAX)?;
     if params.has_part() {
-        let detail =
-            "`at` reads all session keys: leave out `keys`, `prefix`, `after` and `reverse`";
+        let detail = "`at` reads all session keys: leave out `keys`, `prefix`, `after`, `reverse` and \
+                      `provenance` (`diff` tells who wrote them)";
         return Err(Problem::new(Code::BadQuery, detail));
     }
     if params.request_id.is_some() {

@@ -9,6 +9,7 @@ use statehold_core::scope::StateKey;
 use statehold_store::{StatePage, StateValue};
 use utoipa::ToSchema;
 
+use super::provenance::Provenance;
 use super::query::StateQuery;
 use crate::api::json::{Raw, raw_bytes};
 
@@ -21,6 +22,10 @@ pub struct StateView {
     #[schema(value_type = BTreeMap<StateKey, u64>)]
     pub versions: BTreeMap<String, u64>,
     pub revision: u64,
+    /// The write that each value comes from, if the caller asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BTreeMap<StateKey, Provenance>>)]
+    pub provenance: Option<BTreeMap<String, Provenance>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
 }
@@ -43,6 +48,7 @@ impl StateView {
             state,
             versions,
             revision,
+            provenance: None,
             next_cursor: None,
         };
         (view, next)

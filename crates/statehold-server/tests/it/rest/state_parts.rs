@@ -281,3 +281,50 @@ async fn an_agent_appends_only_with_the_fence_of_its_request() {
         .await
         .refused(409, "stale_fence");
 }
+
+#[tokio::test]
+async fn an_operator_sees_who_wrote_each_value() {
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let (ann, admin) = (rig.client("ann").await, rig.key(&["admin"]).await);
+        let (worker, operator) = (rig.key(&["worker"]).await, rig.key(&["operator"]).await);
+        let session = new_session(&ann).await;
+        let set = json!({"set": {"a": 1, "b": 1, "user:u": 4}});
+        ann.patch(&path(&session), &set).await.ok(200);
+        let app = json!({"set": {"m": 5}});
+        admin.patch("/v1/state/app/demo", &app).await.ok(200);
+        start(&ann, &session, "demo", "hi").await;
+        let request = claim(&worker, "demo").await;
+        let written = json!({"output": "done", "state": {"set": {"b": 2, "user:v": 3}}});
+        super::act(&worker, &request, "complete", written)
+            .await
+            .ok(200);
+        let query = format!("{}?provenance=true", path(&session));
+        let view = operator.get(&query).await.ok(200);
+        let records = format!("/v1/sessions/{session}/records");
+        let records = operator.get(&records).await.ok(200)["records"].clone();
+        let principal = |index: usize| records[index]["principal"].clone();
+        let end = records.as_array().expect("records").len() - 1;
+        let from = &view["provenance"];
+        for (key, by, request) in [
+            ("a", principal(1), Value::Null),
+            ("b", principal(end), request["id"].clone()),
+            ("user:u", principal(1), Value::Null),
+            ("user:v", principal(end), request["id"].clone()),
+        ] {
+            assert_eq!(from[key]["by"], by, "{key} in {from}");
+            assert_eq!(from[key]["request_id"], request, "{key} in {from}");
+            assert!(from[key]["at"].is_string());
+        }
+        assert!(from["app:m"]["by"].is_string());
+        assert_eq!(keys_of(from), keys_of(&view["state"]));
+        ann.get(&query).await.refused(403, "forbidden");
+        operator
+            .get(&format!("{query}&limit=257"))
+            .await
+            .refused(400, "bad_query");
+        let page = operator.get(&format!("{query}&keys=a")).await.ok(200);
+        assert_eq!(keys_of(&page["provenance"]), ["a"]);
+        let plain = operator.get(&path(&session)).await.ok(200);
+        assert!(plain.get("provenance").is_none());
+    }
+}
