@@ -2,7 +2,8 @@
 
 Every operation of openapi.json is called by every role, on an object of its own, a foreign one and one that is
 missing. The calls are built from the document: each id in a path, a query, a header or a body is one that the
-attack chooses, so a new operation is attacked without a change here. Four things fail:
+attack chooses, so a new operation is attacked without a change here. The routes of ADK and of the Conversational
+Analytics API, which the document does not have, are listed here. Four things fail:
 
 - a success on a foreign object, unless `MAY_REACH` says that the role reaches it;
 - an answer that tells a foreign object from a missing one, to a role that may not see the foreign one;
@@ -19,6 +20,7 @@ import re
 import urllib.error
 import urllib.request
 from collections import Counter
+from urllib.parse import quote
 
 import rig
 from rig import Server, say
@@ -29,8 +31,33 @@ NUMBERS = itertools.count()
 ID = re.compile(r"\b(ses|req|tsk|hld|itm|usr|key)_[0-9a-f]{32}\b")
 OPERATIONS = {operation["operationId"]: (method.upper(), path, operation)
               for path, item in DOCUMENT["paths"].items() for method, operation in item.items()}
+BODY = {"requestBody": {"content": {"application/json": {"schema": {}}}}}
+ADK = "/apps/demo/users/{user}/sessions"
+ANALYTICS = "/v1/projects/p/locations/l"
+OTHERS = {
+    "adk_create": ("POST", ADK, BODY),
+    "adk_list": ("GET", ADK, {}),
+    "adk_list_all": ("GET", "/apps/demo/sessions", {}),
+    "adk_read": ("GET", ADK + "/{name}", {}),
+    "adk_patch": ("PATCH", ADK + "/{name}", BODY),
+    "adk_append": ("POST", ADK + "/{name}/events", BODY),
+    "adk_delete": ("DELETE", ADK + "/{name}", {}),
+    "adk_user_state": ("GET", "/apps/demo/users/{user}/state", {}),
+    "analytics_conversations": ("GET", ANALYTICS + "/conversations", {}),
+    "analytics_create": ("POST", ANALYTICS + "/conversations", BODY),
+    "analytics_read": ("GET", ANALYTICS + "/conversations/{conversation}", {}),
+    "analytics_rename": ("PATCH", ANALYTICS + "/conversations/{conversation}?updateMask=labels", BODY),
+    "analytics_messages": ("GET", ANALYTICS + "/conversations/{conversation}/messages", {}),
+    "analytics_delete": ("DELETE", ANALYTICS + "/conversations/{conversation}", {}),
+    "analytics_chat": ("POST", ANALYTICS + ":chat", BODY),
+    "analytics_agent": ("GET", ANALYTICS + "/dataAgents/{agent}", {}),
+    "analytics_agents": ("GET", ANALYTICS + "/dataAgents", {}),
+}
+OPERATIONS |= OTHERS
 # What every caller may ask, without a key.
 PUBLIC = {"operations_health", "operations_ready", "operations_schema"}
+# What every key may see: agents of the configuration.
+DECLARED = {"analytics_agent"}
 READS = {"sessions_read", "sessions_messages", "sessions_tree", "requests_read", "tasks_read", "state_read",
          "feeds_session", "holds_read", "state_read_user"}
 RUNS = {"requests_append", "requests_complete", "requests_fail", "requests_heartbeat", "requests_release",
@@ -38,15 +65,21 @@ RUNS = {"requests_append", "requests_complete", "requests_fail", "requests_heart
 MANAGES = {"sessions_patch", "sessions_close", "sessions_delete", "tasks_close", "state_patch", "state_patch_user"}
 CANCELS = {"requests_cancel", "tasks_cancel"}
 DECIDES = {"holds_decide", "holds_resume"}
+HISTORY = {"sessions_records", "sessions_diff", "sessions_fork", "sessions_rewind"}
+ADK_READS = {"adk_list", "adk_read", "adk_user_state"}
+ADK_WRITES = {"adk_create", "adk_patch", "adk_append", "adk_delete"}
 CHATS = {"chat_chat", "chat_chat_v1", "chat_chat_in_mode"}
 # The operations by which a role reaches the sessions, requests, tasks and holds of every user.
 MAY_REACH = {
-    "client": READS | MANAGES | CANCELS | DECIDES | CHATS | {"requests_start"},
-    "worker": READS | RUNS | CANCELS | {"requests_claim", "requests_memory", "requests_start", "state_patch"},
+    "client": READS | MANAGES | CANCELS | DECIDES | CHATS | ADK_READS | ADK_WRITES | {"requests_start"},
+    "worker": READS | RUNS | CANCELS | ADK_READS | {"requests_claim", "requests_memory", "requests_start",
+                                                    "state_patch", "adk_append", "adk_patch"},
     "approver": DECIDES | {"holds_read"},
-    "operator": READS | CANCELS | {"sessions_records"},
-    "admin": READS | CANCELS | MANAGES | {"sessions_records", "keys_revoke"},
+    "operator": READS | CANCELS | HISTORY | ADK_READS,
+    "admin": READS | CANCELS | MANAGES | HISTORY | ADK_READS | ADK_WRITES | {"keys_revoke"},
 }
+# Operations that succeed without an effect on an object that is foreign or missing.
+SILENT = {"adk_list", "adk_delete"}
 # Roles that may see every session: an answer may tell them that an object exists.
 SEES_ALL = {"client", "worker", "operator", "admin"}
 ROLES = ["nobody", "forger", "ann", "clerk", "treasurer", "client", "worker", "approver", "operator", "admin"]
@@ -92,6 +125,9 @@ class Scene:
         body = {"url": "https://workers.example.com/resume"}
         self.call(agent, f"/v1/agents/{agent}/resume_address", body, method="PUT")
         self.key = self.call("admin", "/v1/keys", {"name": text, "roles": ["client"], "user": user})["id"]
+        self.name, self.conversation = quote(name), f"conversation-{next(NUMBERS)}"
+        body = {"app": "p.l", "user": user, "agent": agent, "name": self.conversation, "labels": {"note": text}}
+        self.call("maker", "/v1/sessions", body)
 
     def call(self, role, path, body, **more):
         try:
@@ -116,11 +152,12 @@ class Scene:
         task = self.task_idle if op == "tasks_close" else self.busy["task_id"]
         return {"SessionId": self.session, "RequestId": request["id"], "TaskId": task, "HoldId": self.hold["id"],
                 "KeyId": self.key, "fence": self.busy["fence"], "digest": self.digest, "user": self.user,
-                "agent": self.agent}
+                "agent": self.agent, "name": self.name, "conversation": self.conversation}
 
 
 MISSING = {"SessionId": "ses_", "RequestId": "req_", "TaskId": "tsk_", "HoldId": "hld_", "KeyId": "key_"}
 MISSING = {kind: prefix + "0192f0c1a2b37c4d8e9f0a1b2c3d4e5f" for kind, prefix in MISSING.items()}
+MISSING |= {"user": "nobody-at-all", "name": "no-such-name", "conversation": "no-such-conversation"}
 # Bodies that a generator cannot guess. The rest comes from the schema.
 BODIES = {
     "requests_start": lambda ids: {"input": "hello"},
@@ -138,6 +175,16 @@ BODIES = {
     "keys_create": lambda ids: {"roles": ["client"], "name": "made"},
     "agents_set": lambda ids: {"url": "https://workers.example.com/resume"},
     "sessions_close": lambda ids: {"cancel_live": True},
+    "adk_create": lambda ids: {"state": {"colour": "red"}},
+    "adk_patch": lambda ids: {"stateDelta": {"colour": "red"}},
+    "adk_append": lambda ids: {"event": {"author": "user", "content": {"role": "user", "parts": [{"text": "hi"}]}}},
+    "analytics_create": lambda ids: {"agents": [f"projects/p/locations/l/dataAgents/{ids['agent']}"]},
+    "analytics_rename": lambda ids: {"labels": {"colour": "red"}},
+    "analytics_chat": lambda ids: {
+        "messages": [{"userMessage": {"text": "hi"}}],
+        "conversationReference": {
+            "conversation": f"projects/p/locations/l/conversations/{ids['conversation']}",
+            "dataAgentContext": {"dataAgent": f"projects/p/locations/l/dataAgents/{ids['agent']}"}}},
     "chat_chat": lambda ids: {"model": ids["agent"], "stream": True,
                              "messages": [{"role": "user", "content": "hi"}]},
     "chat_chat_v1": lambda ids: {"model": ids["agent"], "stream": True,
@@ -185,6 +232,8 @@ class Attack:
         """One call. Gives status and text; of a feed, the beginning."""
         method, path, operation = OPERATIONS[op]
         headers, query = {}, []
+        if op in OTHERS:
+            path = re.sub(r"{(\w+)}", lambda found: ids[found[1]], path)
         for parameter in map(resolve, operation.get("parameters", [])):
             name, where, kind = parameter["name"], parameter["in"], id_kind(parameter["schema"])
             if where == "path":
@@ -211,7 +260,7 @@ class Attack:
         self.calls += 1
         try:
             with urllib.request.urlopen(asked, timeout=10) as answer:
-                is_feed = answer.headers.get_content_type() == "text/event-stream"
+                is_feed = op == "analytics_chat" or answer.headers.get_content_type() == "text/event-stream"
                 return answer.status, beginning(answer) if is_feed else answer.read().decode()
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read().decode()
@@ -219,7 +268,7 @@ class Attack:
     def attack(self, role, op, variant=None, make_body=None):
         name = f"{op} ({variant})" if variant else op
         own, foreign = self.scene("ann", "clerk", "own"), self.scene("bob", "scribe", CANARY)
-        absent = foreign.ids(op) | MISSING | {"user": "nobody-at-all"}
+        absent = foreign.ids(op) | MISSING
         answers = {"own": self.send(role, op, own.ids(op), make_body),
                    "foreign": self.send(role, op, foreign.ids(op), make_body),
                    "missing": self.send(role, op, absent, make_body)}
@@ -231,10 +280,10 @@ class Attack:
                 self.succeeded.add(op)
                 if OPERATIONS[op][0] != "GET":
                     self.scenes.clear()
-        codes = {code(text) for status, text in answers.values() if status >= 400}
+        codes = {code(op, status, text) for status, text in answers.values() if status >= 400}
         if "forbidden" in codes and len(codes) > 1:
             self.fail(role, name, f"asks for the object before the role: {answers}")
-        reaches = op in MAY_REACH.get(role, ()) or op in PUBLIC
+        reaches = op in MAY_REACH.get(role, ()) or op in PUBLIC | DECLARED
         sees = role in SEES_ALL or role == "approver" and "holds" in op
         if not sees:
             for which, (_, answer) in answers.items():
@@ -242,9 +291,12 @@ class Attack:
                     self.fail(role, name, f"{which}: shows a foreign text: {answer[:300]}")
         if not names_objects(op):
             return
-        if answers["foreign"][0] < 300 and not reaches:
+        told_apart = masked(answers["foreign"], foreign) != masked(answers["missing"], foreign)
+        if answers["foreign"][0] < 300 and not reaches and (told_apart or op not in SILENT):
             self.fail(role, name, f"reaches a foreign object: {answers['foreign']}")
-        if not sees and masked(answers["foreign"], foreign) != masked(answers["missing"], foreign):
+        if op == "adk_delete" and not reaches:
+            self.server.call("maker", f"/v1/sessions/{foreign.session}")
+        if not sees and told_apart:
             self.fail(role, name, f"tells foreign from missing: {answers['foreign']} and {answers['missing']}")
 
     def scene(self, user, agent, canary):
@@ -275,11 +327,13 @@ def names_objects(op):
     parameters = [resolve(one) for one in operation.get("parameters", [])]
     in_parameters = any(id_kind(one["schema"]) or one["name"] == "user" and one["in"] == "path"
                         for one in parameters if one["in"] in ("path", "header"))
-    return in_parameters or op in ("requests_claim", *CHATS)
+    return in_parameters or op in ("requests_claim", *CHATS) or op in OTHERS and "{" in path
 
 
-def code(text):
+def code(op, status, text):
     """The code of a refusal, of the API or of a chat."""
+    if op in OTHERS:
+        return "forbidden" if status == 403 else str(status)
     refusal = json.loads(text)
     return refusal.get("code") or refusal["error"]["code"]
 
@@ -287,7 +341,9 @@ def code(text):
 def masked(answer, scene):
     """An answer without the ids and names that the call itself said."""
     status, text = answer
-    return status, ID.sub("ID", text).replace(scene.user, "USER").replace("nobody-at-all", "USER")
+    for said in [scene.user, scene.conversation, scene.name, *MISSING.values()]:
+        text = text.replace(said, "SAID")
+    return status, ID.sub("ID", text)
 
 
 def check():

@@ -1,5 +1,7 @@
 //! Writes under a merge policy: exact under concurrency, bounded, and never in the way of other writes.
 
+mod interleaved;
+
 use std::sync::Arc;
 
 use statehold_core::command::{Command, Output, Rejection, StartRequest, StatePatch, StateSet};

@@ -311,6 +311,7 @@ pub(super) struct PatchIn {
 }
 
 pub(super) async fn patch(context: CallContext, body: AsWritten<PatchIn>) -> Answer {
+    event::require_recorder(&context.caller)?;
     let path = SessionPath::of(&context);
     let session = path.find().await?;
     let delta = body.value.state_delta;
@@ -355,9 +356,10 @@ pub(super) struct AppendIn {
 }
 
 pub(super) async fn append(context: CallContext, body: AsWritten<AppendIn>) -> Answer {
+    // Roles before objects: the answer must not tell whether the session exists.
+    event::require_recorder(&context.caller)?;
     let path = SessionPath::of(&context);
     let session = path.find().await?;
-    event::require_recorder(&context.caller)?;
     let mut sent = ClientEvent::of(&body.value.event, "event", now(&context))?;
     path.restore(session, &mut sent).await?;
     let Some(input) = sent.input else {

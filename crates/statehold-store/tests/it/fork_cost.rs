@@ -1,10 +1,12 @@
 //! Beginning a fork costs what the origin has at the fork point, not how long its log is. Counted in
 //! instructions of the engine.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use statehold_store::sqlite::{Meter, SqliteOptions, SqliteStore};
+use rusqlite::Connection;
+use statehold_store::sqlite::{FILE_NAME, Meter, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::{KeyRange, PageLimit, Store};
 
@@ -81,5 +83,37 @@ fn a_fork_behind_many_turns_costs_the_writer_what_one_behind_few_does() {
         let many = steps(&store, &meter, 3, LATE).await;
         println!("{few} instructions behind {EARLY} turns, {many} behind {LATE}");
         assert!(few.abs_diff(many) * 10 <= few, "{few} early, {many} late");
+    });
+}
+
+/// The bytes that rows and their indexes take in the file, without what is free in its pages.
+fn used_bytes(directory: &Path) -> u64 {
+    let conn = Connection::open(directory.join(FILE_NAME)).expect("it opens");
+    let sql = "SELECT sum(pgsize - unused) FROM dbstat";
+    let used: i64 = conn.query_row(sql, [], |row| row.get(0)).expect("a sum");
+    u64::try_from(used).expect("a length")
+}
+
+#[test]
+fn a_fork_of_10_000_turns_writes_less_than_10_kb() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = SqliteOptions {
+        sync: false,
+        ..SqliteOptions::default()
+    };
+    let store = SqliteStore::open(directory.path(), options);
+    let store: Arc<dyn Store> = Arc::new(store.expect("a new store opens"));
+    block_on(async {
+        let mut driver = Driver::begin(&store, 1).await;
+        put(&mut driver, &values("early")[..10]).await;
+        for _ in 0..10_000 {
+            driver.turn("writer").await;
+        }
+        let before = used_bytes(directory.path());
+        let fork = driver.fork(2, driver.state.revision).await;
+        let written = used_bytes(directory.path()) - before;
+        println!("{written} bytes for a fork of 10,000 turns in {before} bytes");
+        assert_eq!(fork.state.keys.len(), 10);
+        assert!(written < 10_000, "{written}");
     });
 }

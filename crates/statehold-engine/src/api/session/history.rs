@@ -15,6 +15,9 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::Act;
 
+/// How often a rewind is tried while other writers change the session.
+const REWIND_ATTEMPTS_MAX: usize = 64;
+
 /// Begins a session as a copy of another one at a revision. Requests and holds that were in flight stay with the
 /// origin.
 ///
@@ -144,7 +147,7 @@ pub(crate) async fn fork_to_start(
 ///
 /// # Errors
 ///
-/// If the caller may not, or the revision is not in the past.
+/// If the caller may not, the revision is not in the past, or an earlier rewind took it back.
 pub async fn rewind(
     engine: &Engine,
     call: &Call,
@@ -155,6 +158,12 @@ pub async fn rewind(
     engine
         .authorise(caller, session, &Act::ChangeHistory)
         .await?;
+    // A repeat is answered before its revision is looked at, which a later rewind may have taken back.
+    if let Some(key) = call.key
+        && let Some(kept) = engine.kept_answer(key).await?
+    {
+        return kept.parse();
+    }
     let summary = engine.session(caller, session).await?;
     let owner = &summary.owner;
     let user = engine.user_name(&owner.tenant, owner.user).await?;
@@ -162,7 +171,41 @@ pub async fn rewind(
         let summary = after_commit(&summary, made);
         Some(SessionView::of(&summary, user.clone()))
     };
-    SessionWrite::new(engine, call, session)
-        .commit(&Command::Rewind { to: input.to }, view)
-        .await
+    for _ in 0..REWIND_ATTEMPTS_MAX {
+        let current = engine.durable_state(session).await?.revision;
+        require_kept(engine, session, input.to).await?;
+        let pinned = Call {
+            if_revision: call.if_revision.or(Some(current)),
+            ..call.clone()
+        };
+        let write = SessionWrite::new(engine, &pinned, session);
+        match write.commit(&Command::Rewind { to: input.to }, &view).await {
+            // Another rewind may have come in between.
+            Err(EngineError::RevisionMismatch { .. }) if call.if_revision.is_none() => {}
+            done => return done,
+        }
+    }
+    Err(EngineError::TooMany(
+        "the session changes too fast to rewind; try again",
+    ))
+}
+
+/// Refuses a revision with items that a rewind took back: they do not return, so the session would not be as it was.
+async fn require_kept(engine: &Engine, session: SessionId, to: u64) -> Result<(), EngineError> {
+    let store = &engine.inner().store;
+    let kept = store.kept_revision(session, to).await?;
+    if kept == to {
+        return Ok(());
+    }
+    let items = async |revision| {
+        let state = store.load_at(session, revision).await?;
+        Ok::<_, EngineError>(state.map(|state| state.items_appended))
+    };
+    if items(kept).await? == items(to).await? {
+        return Ok(());
+    }
+    let detail = format!(
+        "revision {to} was taken back by a later rewind; fork the session at it, or rewind to {kept}"
+    );
+    Err(EngineError::invalid("to", detail))
 }

@@ -1,4 +1,7 @@
+//! Forks and rewinds.
+
 use serde_json::{Value, json};
+use statehold_core::digest::{Digest, canonical_bytes};
 
 use super::{act, claim, new_session, new_session_of, start, turn};
 use crate::rig::{Rig, Who, text};
@@ -270,5 +273,67 @@ async fn a_revision_before_a_fork_is_forked_while_its_origin_is_there() {
         let refused = operator.post(&fork, &json!({"at": 1})).await;
         assert_eq!(refused.refused(422, "invalid_body")["path"], "at");
         operator.post(&fork, &json!({"at": 3})).await.ok(201);
+    }
+}
+
+/// The digest of everything that a client reads of a session: its values, and its messages without their times.
+async fn digest(who: &Who, session: &str) -> Digest {
+    let messages = format!("/v1/sessions/{session}/messages?limit=200");
+    let messages = who.get(&messages).await.ok(200)["messages"].clone();
+    let said: Vec<_> = messages.as_array().into_iter().flatten().collect();
+    let said = said
+        .iter()
+        .map(|one| json!([one["seq"], one["role"], one["content"]]));
+    let said: Vec<Value> = said.collect();
+    let all = json!([state(who, session).await, said]);
+    Digest::sha256(&canonical_bytes(&all))
+}
+
+#[tokio::test]
+async fn a_fork_and_a_rewind_have_exactly_the_state_of_every_revision() {
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let (ann, worker) = (rig.client("ann").await, rig.key(&["worker"]).await);
+        let operator = rig.key(&["operator"]).await;
+        let session = new_session(&ann).await;
+        let mut known = vec![(1, digest(&ann, &session).await)];
+        for n in 0..40_u64 {
+            let key = format!("k{}", n * 7 % 5);
+            let change = match n % 6 {
+                0 => json!({"set": {key: n, "other": {"n": n}}}),
+                1 => json!({"append": {"log/": [n, n + 1]}}),
+                2 => json!({"set": {"sum": 1}, "merge": {"sum": "add"}}),
+                3 => json!({"delete": [key, "sum"]}),
+                4 => json!({"delete_prefix": ["log/"], "set": {"log/0": n}}),
+                _ => Value::Null,
+            };
+            let revision = if change.is_null() {
+                turn(&worker, &session, "demo", "again", &format!("{n} times")).await;
+                let found = ann.get(&format!("/v1/sessions/{session}")).await;
+                found.ok(200)["revision"].as_u64().expect("a revision")
+            } else {
+                put(&ann, &session, change).await
+            };
+            known.push((revision, digest(&ann, &session).await));
+        }
+        for (revision, expected) in &known {
+            let path = format!("/v1/sessions/{session}/fork");
+            let fork = operator.post(&path, &json!({"at": revision})).await;
+            let fork = text(&fork.ok(201), "id");
+            assert_eq!(digest(&ann, &fork).await, *expected, "fork at {revision}");
+        }
+        let rewind = format!("/v1/sessions/{session}/rewind");
+        for (revision, expected) in known.iter().rev().skip(1) {
+            let to = json!({"to": revision});
+            operator.post(&rewind, &to).await.ok(200);
+            assert_eq!(digest(&ann, &session).await, *expected, "at {revision}");
+        }
+        // Later revisions are taken back now. A fork still has them.
+        let (revision, expected) = &known[30];
+        let refused = operator.post(&rewind, &json!({"to": revision})).await;
+        assert_eq!(refused.refused(422, "invalid_body")["path"], "to");
+        let path = format!("/v1/sessions/{session}/fork");
+        let fork = operator.post(&path, &json!({"at": revision})).await;
+        let fork = text(&fork.ok(201), "id");
+        assert_eq!(digest(&ann, &fork).await, *expected);
     }
 }
