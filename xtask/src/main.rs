@@ -46,7 +46,7 @@ enum Task {
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// The subject to measure.
-        #[arg(value_parser = ["store", "server", "holds", "hostile", "chat", "recall"])]
+        #[arg(value_parser = ["store", "server", "holds", "hostile", "chat", "recall", "lists"])]
         what: String,
         /// One short round.
         #[arg(long)]
@@ -105,7 +105,7 @@ fn main() -> Result<()> {
             tool(Profile::Release, "crash", &args)
         }
         Task::Bench { what, quick, json } => {
-            if what != "store" {
+            if !["lists", "store"].contains(&what.as_str()) {
                 build(Profile::Dist, "statehold", "statehold")?;
             }
             let mut args = Vec::new();
