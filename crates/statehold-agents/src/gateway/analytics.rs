@@ -278,7 +278,14 @@ impl AnalyticsAgent {
         notes.extend(reply.notes);
         let result = reply.data.filter(|_| key.is_some());
         let data = result.and_then(|result| {
-            let value = normalize_value(&result.to_value(WRITTEN_BYTES_MAX));
+            // Numbers may be longer in their normal form, so fewer rows may fit.
+            let mut sizes = [1, 2, 4, 8]
+                .map(|part| WRITTEN_BYTES_MAX / part)
+                .into_iter();
+            let value = sizes.find_map(|bytes_max| {
+                let value = normalize_value(&result.to_value(bytes_max))?;
+                (value.get().len() <= WRITTEN_BYTES_MAX).then_some(value)
+            });
             if value.is_none() {
                 let reason = "the data is nested too deeply, or has a number that no reader takes";
                 notes.push(reason_note("data_left_out", reason));

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use statehold_agents::spec::{AgentSpec, ChatMemory, DataContext, ThinkingMode};
+use statehold_agents::spec::{
+    AgentBook, AgentKind, AgentSpec, ChatMemory, DataContext, LlmSpec, ModelSpec, StateAccess,
+    ThinkingMode,
+};
 use statehold_core::scope::StateKey;
+use statehold_engine::policy::Policies;
 use statehold_fakes::analytics::{Analytics, PARENT, answer, final_text, is_chat, refused, text};
 use statehold_fakes::chat::streamed;
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, send};
 
-use crate::rig::{Outcome, Rig};
+use crate::rig::{self, Outcome, Rig};
 use crate::scopes::{everything, phase_line};
 use crate::world::{
     DATA_AGENT, analytics, analytics_with, annotations_of, answer_of, brief, chat, in_conversation,
@@ -36,7 +40,7 @@ fn thorough(answer: &str) -> Vec<Value> {
     ]
 }
 
-async fn rig(spec: AgentSpec) -> (Rig, statehold_core::ids::SessionId) {
+async fn begin(spec: AgentSpec) -> (Rig, statehold_core::ids::SessionId) {
     let rig = Rig::new(vec![Arc::new(spec)]).await;
     let session = rig.session("data").await;
     (rig, session)
@@ -45,7 +49,7 @@ async fn rig(spec: AgentSpec) -> (Rig, statehold_core::ids::SessionId) {
 /// The answer or the error of one turn with a service that answers so.
 async fn one_turn(played: ScriptedResponse) -> Result<String, Value> {
     let server = FakeService::play(vec![played]).await;
-    let (rig, session) = rig(brief(analytics("data", &server, with_agent()))).await;
+    let (rig, session) = begin(brief(analytics("data", &server, with_agent()))).await;
     let runner = rig.runner().await;
     let request = rig.ask(session, "data", "hello").await;
     let ended = rig.ended(request).await;
@@ -97,7 +101,7 @@ async fn each_context_sends_what_the_api_asks_for() -> Outcome {
             spec.thinking = Some(ThinkingMode::Fast);
             spec.credential = statehold_engine::Credential::new("token-1".to_owned());
         });
-        let (rig, session) = rig(spec).await;
+        let (rig, session) = begin(spec).await;
         let runner = rig.runner().await;
         assert_eq!(rig.turn(session, "data", "how many?").await, "42");
         assert_eq!(rig.turn(session, "data", "sure?").await, "42");
@@ -153,7 +157,7 @@ async fn the_history_has_the_messages_of_the_system_as_they_came() -> Outcome {
         final_text("yes")
     );
     let server = FakeService::play(vec![ScriptedResponse::json(200, &body)]).await;
-    let (rig, session) = rig(analytics("data", &server, with_agent())).await;
+    let (rig, session) = begin(analytics("data", &server, with_agent())).await;
     let runner = rig.runner().await;
     rig.turn(session, "data", "one").await;
     // Another process has the same memory.
@@ -185,7 +189,7 @@ async fn thoughts_and_progress_are_never_shown_and_questions_are_annotations() -
         text("FOLLOWUP_QUESTIONS", &["Why?", "Since when?"]),
     ];
     let server = FakeService::start(move |_| answer(&messages)).await;
-    let (rig, session) = rig(analytics("data", &server, with_agent())).await;
+    let (rig, session) = begin(analytics("data", &server, with_agent())).await;
     let runner = rig.runner().await;
     let request = rig.ask(session, "data", "hello").await;
     let ended = rig.ended(request).await;
@@ -212,7 +216,7 @@ async fn a_final_text_is_seen_before_the_answer_ends() -> Outcome {
         ScriptedResponse::new(200, "application/json", steps)
     })
     .await;
-    let (rig, session) = rig(analytics("data", &server, with_agent())).await;
+    let (rig, session) = begin(analytics("data", &server, with_agent())).await;
     let runner = rig.runner().await;
     let request = rig.ask(session, "data", "hello").await;
     let mut draft = rig.engine.follow_draft(request);
@@ -229,7 +233,7 @@ async fn an_error_before_the_final_text_is_not_the_end() -> Outcome {
     let wrong = json!({"systemMessage": {"error": {"text": "no such column"}}});
     let messages = [wrong, final_text("It is 42.")];
     let server = FakeService::start(move |_| answer(&messages)).await;
-    let (rig, session) = rig(analytics("data", &server, with_agent())).await;
+    let (rig, session) = begin(analytics("data", &server, with_agent())).await;
     let runner = rig.runner().await;
     assert_eq!(rig.turn(session, "data", "hello").await, "It is 42.");
     let notes = rig.notes(session, "data").await;
@@ -345,7 +349,7 @@ async fn long_messages_of_the_system_are_left_out_of_the_history_and_said_so() -
         final_text("done"),
     ];
     let server = FakeService::start(move |_| answer(&messages)).await;
-    let (rig, session) = rig(analytics("data", &server, with_agent())).await;
+    let (rig, session) = begin(analytics("data", &server, with_agent())).await;
     let runner = rig.runner().await;
     rig.turn(session, "data", "one").await;
     rig.turn(session, "data", "two").await;
@@ -381,7 +385,7 @@ async fn queries_data_and_charts_are_in_the_trace_without_the_rows() -> Outcome 
         created.unwrap_or_else(|| answer(&messages))
     })
     .await;
-    let (rig, session) = rig(analytics("data", &server, in_conversation())).await;
+    let (rig, session) = begin(analytics("data", &server, in_conversation())).await;
     let runner = rig.runner().await;
     rig.turn(session, "data", "one").await;
     let notes = rig.notes(session, "data").await;
@@ -404,56 +408,120 @@ async fn queries_data_and_charts_are_in_the_trace_without_the_rows() -> Outcome 
     Ok(())
 }
 
-#[tokio::test]
-async fn the_data_of_an_answer_reaches_the_next_phase_and_is_not_stored_under_a_temp_key() -> Outcome
-{
-    let rows: Vec<Value> = (0..2_000)
-        .map(|n| json!({"row": n, "zzrowzz": 1.5}))
-        .collect();
-    let messages = [
+/// Two queries with their results. The last one has so many rows.
+fn queried(rows: usize) -> Vec<Value> {
+    let row = |n| json!({"row": n, "zzrowzz": 1.5});
+    let rows: Vec<Value> = (0..rows).map(row).collect();
+    vec![
         json!({"systemMessage": {"data": {"generatedSql": "SELECT 1"}}}),
         json!({"systemMessage": {"data": {"result": {"name": "old", "data": [{"row": "old"}]}}}}),
         json!({"systemMessage": {"data": {"generatedSql": "SELECT 2"}}}),
         json!({"systemMessage": {"data": {"result": {"name": "sales",
             "schema": {"fields": [{"name": "row"}]}, "data": rows}}}}),
         final_text("Here they are."),
+    ]
+}
+
+/// Runs a data agent that writes `name`, then a model with the value in its prompt and a chat service that imports
+/// it. Returns the prompt, the message of the service, and the value in the state.
+async fn reported(name: &str, played: ScriptedResponse) -> (String, String, Option<Value>) {
+    let service = Analytics::default();
+    let data = FakeService::start(move |seen| {
+        let created = service.create_or_get(seen);
+        created.unwrap_or_else(|| played.clone())
+    })
+    .await;
+    let model = FakeService::start(|_| streamed("written")).await;
+    let press = FakeService::start(|_| streamed("printed")).await;
+    let ask = analytics_with("data", &data, in_conversation(), |spec| {
+        spec.data_key = Some(key(name));
+    });
+    let write = LlmSpec {
+        model: rig::name("main"),
+        prompt: format!("The rows: {{{name}}}"),
+        tool_servers: Vec::new(),
+        steps_max: 1,
+        tokens_max: None,
+        state: StateAccess::default(),
+    };
+    let mut print = chat("printer", &press, ChatMemory::Restore);
+    print.import = vec![key(name)];
+    let agents = vec![
+        phase_line("line", &["data", "writer", "printer"]),
+        Arc::new(ask),
+        rig::agent("writer", AgentKind::Llm(Arc::new(write))),
+        Arc::new(print),
     ];
+    let main = ModelSpec {
+        name: rig::name("main"),
+        base_url: model.url("/v1"),
+        model: "m".to_owned(),
+        credential: None,
+        headers: Vec::new(),
+        input: [].into(),
+        timeout: rig::PATIENCE,
+        retries: 0,
+    };
+    let book = AgentBook {
+        models: [(rig::name("main"), Arc::new(main))].into(),
+        ..rig::book(agents)
+    };
+    let rig = Rig::with(book, Policies::default()).await;
+    let runner = rig.runner().await;
+    let session = rig.session("line").await;
+    assert_eq!(rig.turn(session, "line", "report").await, "printed");
+    let stored = everything(&rig, session).await;
+    assert_eq!(
+        stored.contains("zzrowzz"),
+        !name.starts_with("temp:"),
+        "{name}"
+    );
+    let prompt = model.seen()[0].messages()[0].1.clone();
+    let printed = press.seen()[0].said();
+    let value = rig.value(session, name).await;
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    (prompt, printed, value)
+}
+
+#[tokio::test]
+async fn the_data_of_an_answer_reaches_the_next_agents_and_is_not_stored_under_a_temp_key() {
     for name in ["temp:data", "last_data", "user:data"] {
-        let (service, messages) = (Analytics::default(), messages.clone());
-        let data = FakeService::start(move |seen| {
-            let created = service.create_or_get(seen);
-            created.unwrap_or_else(|| answer(&messages))
-        })
-        .await;
-        let writer = FakeService::start(|_| streamed("written")).await;
-        let ask = analytics_with("data", &data, in_conversation(), |spec| {
-            spec.data_key = Some(key(name));
+        let (prompt, printed, value) = reported(name, answer(&queried(2))).await;
+        let data = json!({
+            "name": "sales", "sql": "SELECT 2", "schema": {"fields": [{"name": "row"}]},
+            "rows": [{"row": 0, "zzrowzz": 1.5}, {"row": 1, "zzrowzz": 1.5}],
         });
-        let mut write = chat("writer", &writer, ChatMemory::Restore);
-        write.import = vec![key(name)];
-        let line = phase_line("line", &["data", "writer"]);
-        let rig = Rig::new(vec![line, Arc::new(ask), Arc::new(write)]).await;
-        let runner = rig.runner().await;
-        let session = rig.session("line").await;
-        assert_eq!(rig.turn(session, "line", "report").await, "written");
-        let kept = rig.value(session, name).await;
-        let is_temp = name == "temp:data";
-        assert_eq!(kept.is_none(), is_temp, "{name}");
-        if let Some(kept) = kept {
-            assert_eq!(kept["name"], "sales");
-            assert_eq!(kept["sql"], "SELECT 2");
-            assert_eq!(kept["schema"], json!({"fields": [{"name": "row"}]}));
-            assert_eq!(kept["rows"][1], json!({"row": 1, "zzrowzz": 1.5}));
-            assert_eq!(kept["truncated"], true);
-            let bytes = kept.to_string().len();
-            assert!((15 * 1024..=16 * 1024).contains(&bytes), "{bytes}");
-        }
-        let all = everything(&rig, session).await;
-        assert_eq!(all.contains("zzrowzz"), !is_temp, "{name}");
-        runner.stop().await;
-        rig.engine.shut_down().await;
+        let prompted = prompt.strip_prefix("The rows: ").expect("the prompt");
+        let prompted: Value = serde_json::from_str(prompted).expect("JSON");
+        assert_eq!(prompted, data, "{name}");
+        let block = printed.lines().nth(1).expect("a block");
+        let block: Value = serde_json::from_str(block).expect("JSON");
+        assert_eq!(block, json!({ name: data }), "{printed}");
+        assert_eq!(value, (name != "temp:data").then_some(data), "{name}");
     }
-    Ok(())
+}
+
+#[tokio::test]
+async fn long_data_loses_its_last_rows_and_fits_a_prompt() {
+    // In their normal form these numbers are three times as long.
+    let numbers = vec![format!("[{}1E15]", "1E15,".repeat(20)); 400].join(",");
+    let wide = json!(queried(0)).to_string();
+    let wide = wide.replace(
+        r#""data":[]"#,
+        &format!(r#""data":[["zzrowzz"],{numbers}]"#),
+    );
+    for played in [answer(&queried(2_000)), ScriptedResponse::json(200, &wide)] {
+        let (prompt, printed, value) = reported("last_data", played).await;
+        let value = value.expect("a value");
+        assert_eq!(value["truncated"], true);
+        assert_eq!(value["sql"], "SELECT 2");
+        assert!(value["rows"].as_array().is_some_and(|rows| rows.len() > 5));
+        let bytes = prompt.len() - "The rows: ".len();
+        assert!((4 * 1024..=16 * 1024).contains(&bytes), "{bytes}");
+        // Imported values have less room, and the trace says so.
+        assert!(printed.starts_with("[shared context]\n{}\n"), "{printed}");
+    }
 }
 
 #[tokio::test]
@@ -469,7 +537,7 @@ async fn imported_values_are_a_block_before_the_message_and_stay_in_the_history(
         let mut spec = analytics("data", &server, context);
         spec.import = vec![key("region"), key("temp:rows")];
         spec.output_key = Some(key("region"));
-        let (rig, session) = rig(spec).await;
+        let (rig, session) = begin(spec).await;
         let runner = rig.runner().await;
         rig.turn(session, "data", "one").await;
         rig.turn(session, "data", "two").await;
@@ -494,7 +562,7 @@ async fn imported_values_are_a_block_before_the_message_and_stay_in_the_history(
 #[tokio::test]
 async fn a_stateless_context_gets_the_messages_that_a_client_brought_along() -> Outcome {
     let server = FakeService::start(|_| answer(&[final_text("ok")])).await;
-    let (rig, session) = rig(analytics("data", &server, with_agent())).await;
+    let (rig, session) = begin(analytics("data", &server, with_agent())).await;
     let runner = rig.runner().await;
     let history = json!({"history": [
         {"role": "user", "content": "my region is Asia"},
@@ -530,7 +598,7 @@ async fn a_call_that_failed_before_its_first_word_is_retried_without_a_conversat
     .await;
     let mut spec = analytics("data", &server, with_agent());
     spec.retries = 2;
-    let (rig, session) = rig(spec).await;
+    let (rig, session) = begin(spec).await;
     let runner = rig.runner().await;
     assert_eq!(rig.turn(session, "data", "hello").await, "ok");
     let seen = server.seen();
