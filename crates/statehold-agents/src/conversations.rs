@@ -1,33 +1,16 @@
 //! Client for services that store conversations themselves: it creates one, then sends only new
 //! messages.
 
-use std::time::Duration;
-
 use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
-use statehold_engine::Credential;
 
 use crate::chat::{ChatReply, is_usable_id, opaque_id, read_answer};
-use crate::http::{CallDeadline, EndpointError, HttpPool, RetryBudget, ServiceRequest};
+use crate::http::{CallDeadline, EndpointError, HttpPool, ServiceEndpoint, ServiceRequest};
 
 pub(crate) type HeaderPair = (HeaderName, HeaderValue);
-
-/// Address and call settings of a conversation service.
-pub(crate) struct ConversationsEndpoint {
-    /// Without the trailing `/conversations`. A query string is kept.
-    pub(crate) base_url: String,
-    /// Bearer credential, unless `headers` set their own.
-    pub(crate) credential: Option<Credential>,
-    /// Headers of every call. They override the credential; secrets should be marked sensitive.
-    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    /// Timeout of a call, all retries included.
-    pub(crate) timeout: Duration,
-    /// Number of retries.
-    pub(crate) retries: u32,
-}
 
 /// Result of searching a service's list for a conversation.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,11 +26,12 @@ pub(crate) enum ConversationSearch {
 /// Client of one conversation service. Cheap to build: the pool owns the connections.
 pub(crate) struct ConversationsClient {
     http: HttpPool,
-    endpoint: ConversationsEndpoint,
+    /// Its paths begin with `/conversations`.
+    endpoint: ServiceEndpoint,
 }
 
 impl ConversationsClient {
-    pub(crate) fn new(http: HttpPool, endpoint: ConversationsEndpoint) -> Self {
+    pub(crate) fn new(http: HttpPool, endpoint: ServiceEndpoint) -> Self {
         Self { http, endpoint }
     }
 
@@ -58,6 +42,7 @@ impl ConversationsClient {
         key: &HeaderPair,
     ) -> Result<String, EndpointError> {
         let request = self
+            .endpoint
             .request(&["conversations"])?
             .with_headers(std::slice::from_ref(key))
             .with_json(&json!({ "title": title }));
@@ -73,7 +58,7 @@ impl ConversationsClient {
     /// Finds the newest conversation with this title. If the list exceeds the size limit, searches only
     /// its beginning.
     pub(crate) async fn find(&self, title: &str) -> Result<ConversationSearch, EndpointError> {
-        let request = self.request(&["conversations"])?;
+        let request = self.endpoint.request(&["conversations"])?;
         let (body, rest) = self.read_beginning(&request).await?;
         let is_whole = rest.is_none();
         let all: Vec<ListedConversation> = if is_whole {
@@ -114,11 +99,12 @@ impl ConversationsClient {
         }
         let body = json!({ "message": { "role": "user", "content": text }, "stream": stream });
         let request = self
+            .endpoint
             .request(&["conversations", id, "chat"])?
             .with_headers(std::slice::from_ref(key))
             .accepting_stream(stream)
             .with_json(&body);
-        let mut retry_budget = self.retry_budget();
+        let mut retry_budget = self.endpoint.retry_budget();
         loop {
             let outcome = self
                 .send_once(&request, id, retry_budget.deadline(), on_text)
@@ -157,7 +143,7 @@ impl ConversationsClient {
         &self,
         request: &ServiceRequest,
     ) -> Result<(Vec<u8>, Option<EndpointError>), EndpointError> {
-        let mut retry_budget = self.retry_budget();
+        let mut retry_budget = self.endpoint.retry_budget();
         loop {
             let outcome = match self.http.send(request, retry_budget.deadline()).await {
                 Ok(mut answer) => {
@@ -179,21 +165,6 @@ impl ConversationsClient {
                 return outcome;
             }
         }
-    }
-
-    fn request(&self, path: &[&str]) -> Result<ServiceRequest, EndpointError> {
-        let ConversationsEndpoint {
-            base_url,
-            credential,
-            headers,
-            ..
-        } = &self.endpoint;
-        let request = ServiceRequest::new(base_url, path, credential.as_ref())?;
-        Ok(request.with_headers(headers).accepting_stream(false))
-    }
-
-    fn retry_budget(&self) -> RetryBudget {
-        RetryBudget::new(self.endpoint.timeout, self.endpoint.retries)
     }
 }
 

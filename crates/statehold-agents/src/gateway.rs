@@ -4,9 +4,11 @@
 //! Agent state is stored with the agent's task and is not interpreted.
 
 mod agent_reply;
+mod analytics;
 mod briefing;
 mod call_headers;
 mod conversation_record;
+mod conversation_turn;
 mod conversations;
 mod exchange;
 mod openai;
@@ -15,6 +17,7 @@ mod raw_object;
 mod shared;
 mod state;
 
+pub(crate) use analytics::AnalyticsAgent;
 pub(crate) use call_headers::traceparent;
 pub(crate) use conversation_record::ConversationLocks;
 pub(crate) use conversations::ConversationsAgent;
@@ -22,9 +25,12 @@ pub(crate) use openai::OpenaiAgent;
 pub(crate) use shared::normalize_value;
 
 use statehold_core::scope::StateKey;
+use statehold_engine::Credential;
 use statehold_engine::bodies::Raw;
 
-use crate::http::EndpointError;
+use crate::http::{EndpointError, ServiceEndpoint};
+use crate::runner::AgentRun;
+use crate::spec::SecretHeader;
 use crate::turn::{TraceNote, TurnError};
 
 /// Block of session values before a message, for an agent that is not behind a gateway.
@@ -34,6 +40,24 @@ pub(crate) fn shared_block(values: &[(StateKey, Raw)], text: &str) -> Option<Str
 
 /// The note about a conversation that the agent lost and that was created again.
 const RECREATED: &str = "conversation_recreated";
+
+/// Address and call settings of the service of an agent. The credential of the caller replaces the agent's own.
+fn service_endpoint(
+    run: &AgentRun,
+    base_url: &str,
+    credential: Option<&Credential>,
+    headers: &[SecretHeader],
+) -> ServiceEndpoint {
+    let mut sent = call_headers::origin_headers(run.request.ids);
+    sent.extend(headers.iter().map(SecretHeader::pair));
+    ServiceEndpoint {
+        base_url: base_url.to_owned(),
+        credential: run.credential.as_ref().or(credential).cloned(),
+        headers: sent,
+        timeout: run.spec.timeout,
+        retries: run.spec.retries,
+    }
+}
 
 /// A trace note that says why.
 fn reason_note(name: &'static str, reason: &str) -> TraceNote {

@@ -33,6 +33,9 @@ const REFUSAL_MAX: Duration = Duration::from_secs(5);
 const RETRY_AFTER_SECONDS_MAX: f64 = 86_400.0;
 /// Delay before the first retry. Doubles with each retry.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
+/// How long to keep reading after the answer is complete. Some services store the conversation only
+/// after the last byte, and not if the client has disconnected.
+pub(crate) const TRAILING_MAX: Duration = Duration::from_secs(5);
 /// Deadline used if the configured timeout overflows the clock.
 const TIMEOUT_MAX: Duration = Duration::from_hours(24);
 
@@ -87,6 +90,32 @@ impl HttpPool {
         } else {
             Err(answer.into_refusal(status).await)
         }
+    }
+}
+
+/// Address and call settings of a service.
+pub(crate) struct ServiceEndpoint {
+    /// Without the path of a call. A query string is kept.
+    pub(crate) base_url: String,
+    /// Bearer credential, unless `headers` set their own.
+    pub(crate) credential: Option<Credential>,
+    /// Headers of every call. They override the credential; secrets should be marked sensitive.
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+    /// Timeout of a call, all retries included.
+    pub(crate) timeout: Duration,
+    /// Number of retries.
+    pub(crate) retries: u32,
+}
+
+impl ServiceEndpoint {
+    /// A request to a path of the service.
+    pub(crate) fn request(&self, path: &[&str]) -> Result<ServiceRequest, EndpointError> {
+        let request = ServiceRequest::new(&self.base_url, path, self.credential.as_ref())?;
+        Ok(request.with_headers(&self.headers).accepting_stream(false))
+    }
+
+    pub(crate) fn retry_budget(&self) -> RetryBudget {
+        RetryBudget::new(self.timeout, self.retries)
     }
 }
 
@@ -156,6 +185,12 @@ impl ServiceRequest {
         self
     }
 
+    /// Adds parameters to the query.
+    pub(crate) fn with_query(mut self, parameters: &[(&str, &str)]) -> Self {
+        self.url.query_pairs_mut().extend_pairs(parameters);
+        self
+    }
+
     /// Sets `Accept`, with or without an event stream.
     pub(crate) fn accepting_stream(mut self, stream: bool) -> Self {
         let accepted = if stream {
@@ -179,13 +214,18 @@ impl ServiceRequest {
         self.refusal(status, &said, None)
     }
 
+    /// Formats a text of the service for an error: one line, truncated, with secrets redacted.
+    pub(crate) fn redact(&self, text: &str) -> String {
+        redact_and_clip(text, self.secrets())
+    }
+
     fn refusal(
         &self,
         status: StatusCode,
         said: &str,
         retry_after_seconds: Option<u64>,
     ) -> EndpointError {
-        let message = redact_and_clip(said, self.secrets());
+        let message = self.redact(said);
         let message = if message.is_empty() {
             status
                 .canonical_reason()
@@ -270,7 +310,7 @@ impl<'a> ServiceResponse<'a> {
     }
 
     /// Shortens the deadline for the rest of the body.
-    pub(crate) fn shorten_deadline(&mut self, limit: Duration) {
+    fn shorten_deadline(&mut self, limit: Duration) {
         self.deadline = self.deadline.at_most(limit);
     }
 
@@ -284,6 +324,12 @@ impl<'a> ServiceResponse<'a> {
             None => return Err(EndpointError::TooLarge("at most 8 MiB")),
         }
         Ok(chunk)
+    }
+
+    /// Reads what follows a complete answer, and ignores it, errors included.
+    pub(crate) async fn read_trailing(&mut self) {
+        self.shorten_deadline(TRAILING_MAX);
+        while let Ok(Some(_)) = self.next_chunk().await {}
     }
 
     /// Reads the rest of the body and appends it to `read`.
@@ -343,6 +389,9 @@ struct ServiceErrorBody<'a> {
 }
 
 fn error_text(body: &str) -> String {
+    // Google's streaming calls answer with a list that has the error in it.
+    let elements: Vec<&RawValue> = serde_json::from_str(body).unwrap_or_default();
+    let body = elements.first().map_or(body, |first| first.get());
     let refusal: ServiceErrorBody = serde_json::from_str(body).unwrap_or_default();
     let inner = refusal.error.map(|error| {
         let inner: ServiceErrorBody = serde_json::from_str(error.get()).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Agents: executes the turns of hosted agents, and calls agents, models and tools in other processes.
 //! Keeps HTTP clients out of the engine.
 
+mod analytics;
 mod chat;
 mod conversations;
 mod draft_writer;

@@ -20,7 +20,7 @@ use statehold_core::name::Name;
 use statehold_engine::{Engine, EngineError};
 
 use crate::chat::ChatClient;
-use crate::gateway::{ConversationsAgent, OpenaiAgent};
+use crate::gateway::{AnalyticsAgent, ConversationsAgent, OpenaiAgent};
 use crate::http::HttpPool;
 use crate::llm::LlmAgent;
 use crate::mcp::ToolServers;
@@ -233,6 +233,11 @@ fn build_agent(
         AgentKind::Conversations(service) => {
             let locks = Arc::clone(&resources.conversations);
             let agent = ConversationsAgent::new(Arc::clone(service), http.clone(), locks);
+            Ok(Some(Arc::new(agent)))
+        }
+        AgentKind::Analytics(service) => {
+            let locks = Arc::clone(&resources.conversations);
+            let agent = AnalyticsAgent::new(Arc::clone(service), http.clone(), locks);
             Ok(Some(Arc::new(agent)))
         }
         AgentKind::Worker => Ok(None),

@@ -112,6 +112,8 @@ pub enum AgentKind {
     Openai(Arc<OpenaiSpec>),
     /// A service that stores conversations.
     Conversations(Arc<ConversationsSpec>),
+    /// A Conversational Analytics API.
+    Analytics(Arc<AnalyticsSpec>),
     /// A model with tools.
     Llm(Arc<LlmSpec>),
     /// A coordinator that chooses one agent per turn.
@@ -127,6 +129,7 @@ impl AgentKind {
             Self::Worker => "worker",
             Self::Openai(_) => "openai",
             Self::Conversations(_) => "conversations",
+            Self::Analytics(_) => "analytics",
             Self::Llm(_) => "llm",
             Self::Router(_) => "router",
             Self::Pipeline(_) => "pipeline",
@@ -140,6 +143,7 @@ impl AgentKind {
             Self::Openai(_) => ChatSessions::None,
             Self::Worker
             | Self::Conversations(_)
+            | Self::Analytics(_)
             | Self::Llm(_)
             | Self::Router(_)
             | Self::Pipeline(_) => ChatSessions::Auto,
@@ -159,7 +163,23 @@ impl AgentKind {
                 }
                 Some(agents)
             }
-            Self::Worker | Self::Openai(_) | Self::Conversations(_) | Self::Llm(_) => None,
+            Self::Worker
+            | Self::Openai(_)
+            | Self::Conversations(_)
+            | Self::Analytics(_)
+            | Self::Llm(_) => None,
+        }
+    }
+
+    /// Whether it works in sessions only: in another process, or its service stores the conversation and receives
+    /// only new messages.
+    pub fn needs_session(&self) -> bool {
+        match self {
+            Self::Worker | Self::Conversations(_) => true,
+            Self::Analytics(analytics) => {
+                matches!(analytics.context, DataContext::Conversation { .. })
+            }
+            Self::Openai(_) | Self::Llm(_) | Self::Router(_) | Self::Pipeline(_) => false,
         }
     }
 
@@ -245,6 +265,66 @@ pub struct ConversationsSpec {
     pub credential: Option<Credential>,
     /// Further headers of every call.
     pub headers: Vec<SecretHeader>,
+}
+
+/// A Conversational Analytics API: `POST …/projects/P/locations/L:chat`.
+#[derive(Debug)]
+pub struct AnalyticsSpec {
+    /// Address with the version of the API, without the trailing `/projects`.
+    pub base_url: String,
+    /// Project and location: `projects/P/locations/L`.
+    pub parent: String,
+    /// Which side stores the history, and the agent or the data that are asked.
+    pub context: DataContext,
+    /// How long the service thinks. None leaves it to the service.
+    pub thinking: Option<ThinkingMode>,
+    /// State key under which the data of an answer is written. Not of the app.
+    pub data_key: Option<StateKey>,
+    /// Credential, unless the caller sends one.
+    pub credential: Option<Credential>,
+    /// Further headers of every call.
+    pub headers: Vec<SecretHeader>,
+}
+
+/// Context of calls to a Conversational Analytics API.
+#[derive(Debug)]
+pub enum DataContext {
+    /// The service stores the conversation with a data agent: each call sends the new message only.
+    Conversation {
+        /// The whole name of the data agent.
+        data_agent: String,
+    },
+    /// A data agent. Statehold stores the history and sends it with each call.
+    Agent {
+        /// The whole name of the data agent.
+        data_agent: String,
+    },
+    /// Instructions and data sources in each call, with the history.
+    Inline(InlineData),
+    /// The same, with the ids of the session and the agent as labels.
+    ClientManaged(InlineData),
+}
+
+/// Instructions and data sources of an inline context.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InlineData {
+    /// Instructions for the service.
+    #[serde(rename = "systemInstruction", skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<String>,
+    /// `datasourceReferences` of the API.
+    #[serde(rename = "datasourceReferences")]
+    pub data_sources: serde_json::Value,
+}
+
+/// How long an analytics service thinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThinkingMode {
+    /// A quick answer.
+    Fast,
+    /// A thorough answer.
+    Thinking,
 }
 
 /// A model with tools.

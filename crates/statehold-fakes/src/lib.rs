@@ -1,5 +1,5 @@
 //! Fake services for tests. [`FakeService`] answers over HTTP from a script and records its requests;
-//! `chat`, `conversations` and `tools` have the responses of agents, models and tool servers. [`SseParser`]
+//! `chat`, `conversations`, `analytics` and `tools` have the responses of agents, models and tool servers. [`SseParser`]
 //! reads the event streams that our own server sends.
 
 #![allow(
@@ -7,6 +7,7 @@
     reason = "a fake panics where the program under test sends nonsense"
 )]
 
+pub mod analytics;
 pub mod chat;
 pub mod conversations;
 mod response;

@@ -40,6 +40,9 @@ struct Message {
     role: String,
     #[serde(default)]
     content: Value,
+    /// The message of a user of the Conversational Analytics API.
+    #[serde(default, rename = "userMessage")]
+    by_user: Value,
 }
 
 /// The messages of a chat completion, or the message to a conversation.
@@ -76,8 +79,12 @@ impl SeenRequest {
     pub fn said(&self) -> String {
         let body: Messages = serde_json::from_str(&self.text).unwrap_or_default();
         let mut messages = body.messages.into_iter().rev();
-        let last = messages.find(|message| message.role == "user");
-        let content = last.or(body.message).map(|message| message.content);
+        let is_users = |message: &Message| message.role == "user" || message.by_user.is_object();
+        let last = messages.find(is_users).or(body.message);
+        let content = last.map(|message| match &message.by_user["text"] {
+            Value::Null => message.content,
+            text => text.clone(),
+        });
         let content = content.unwrap_or_default();
         content.as_str().unwrap_or_default().to_owned()
     }

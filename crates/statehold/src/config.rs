@@ -5,6 +5,7 @@
 //! be traced. Relative paths start at the working directory.
 
 mod agents;
+mod analytics;
 mod book;
 mod keys;
 mod kinds;

@@ -1,21 +1,15 @@
 //! Reads a response as it arrives, as one JSON body or as an event stream.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::envelope::ReplyEnvelope;
 use super::reply::{ChatReply, ReplyAssembly};
-use crate::http::{EndpointError, ServiceRequest, ServiceResponse};
+use crate::http::{EndpointError, ServiceRequest, ServiceResponse, TRAILING_MAX};
 use crate::sse::{self, EventError};
 
 /// The most bytes of one event.
 const EVENT_BYTES_MAX: usize = 1024 * 1024;
-
-/// How long to keep reading after the answer is complete. Some services store the conversation only
-/// after the last event, and not if the client has disconnected.
-const TRAILING_MAX: Duration = Duration::from_secs(5);
 
 /// Last event of a stream.
 const DONE: &str = "[DONE]";
@@ -138,9 +132,7 @@ async fn read_events(
         }
     }
     drop(events);
-    answer.shorten_deadline(TRAILING_MAX);
-    // The answer is complete, so ignore the rest, errors included.
-    while let Ok(Some(_)) = answer.next_chunk().await {}
+    answer.read_trailing().await;
     assembly.into_reply()
 }
 

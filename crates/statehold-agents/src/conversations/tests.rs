@@ -1,9 +1,12 @@
+use std::time::Duration;
+
+use statehold_engine::Credential;
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, send};
 
 use super::*;
 
 fn client(server: &FakeService, retries: u32) -> ConversationsClient {
-    let endpoint = ConversationsEndpoint {
+    let endpoint = ServiceEndpoint {
         base_url: server.url("/ums"),
         credential: Credential::new("sk-1".to_owned()),
         headers: vec![(

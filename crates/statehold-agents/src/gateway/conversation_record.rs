@@ -26,6 +26,9 @@ pub(super) struct ConversationRecord {
     /// Id that the service assigned. None while the creation is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) conversation: Option<String>,
+    /// The agent of the service that it is held with, if the service has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) remote_agent: Option<String>,
     /// It replaces a lost one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_another: bool,

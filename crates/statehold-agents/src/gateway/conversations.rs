@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::SessionId;
@@ -21,25 +22,20 @@ use statehold_core::memory::AgentPath;
 use statehold_core::scope::StateKey;
 use statehold_engine::bodies::Raw;
 
-use super::briefing::Briefing;
-use super::conversation_record::{self, ConversationLocks, ConversationRecord};
-use super::shared::{self, ExportedState, SharedContext};
-use super::{
-    RECREATED, call_headers, is_conversation_lost, not_prepared, reason_note, turn_failure,
+use super::conversation_record::ConversationLocks;
+use super::conversation_turn::{
+    ConversationService, KnownConversation, NewConversation, PreparedMessage, REPLY,
+    StartedConversation, run_turn, step_input,
 };
-use crate::conversations::{
-    ConversationSearch, ConversationsClient, ConversationsEndpoint, HeaderPair,
-};
-use crate::http::{EndpointError, HttpPool};
+use super::shared::{self, ExportedState};
+use super::{call_headers, not_prepared, service_endpoint, turn_failure};
+use crate::conversations::{ConversationSearch, ConversationsClient, HeaderPair};
+use crate::http::{EndpointError, HttpPool, ServiceEndpoint};
 use crate::message::{AgentMessage, raw};
 use crate::runner::{AgentRun, StepExtras, StepKind};
-use crate::spec::{ConversationsSpec, SecretHeader};
+use crate::spec::ConversationsSpec;
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 
-/// Name of this gateway in the private state.
-const GATEWAY: &str = "conversations";
-/// The result of a step, in the words of an error.
-const REPLY: &str = "the reply of the service";
 /// Delay before creating a conversation is retried. Doubles with each retry.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
 
@@ -50,32 +46,9 @@ pub(crate) struct ConversationsAgent {
     locks: Arc<ConversationLocks>,
 }
 
-/// Recorded result of creating a conversation.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts that do not exclude each other"
-)]
-struct StartedConversation {
-    conversation: String,
-    generation: u32,
-    /// It already existed: the response of an earlier attempt had been lost.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    found: bool,
-    /// An earlier attempt may have created one, and the list could not be searched.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    unseen: bool,
-    /// It replaces one that the service lost.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    recreated: bool,
-    /// Its first message brings the exchanges from before it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    needs_briefing: bool,
-}
-
 /// Recorded reply of the agent.
 #[derive(Debug, Serialize, Deserialize)]
-struct ServiceReply {
+pub(super) struct ServiceReply {
     content: String,
     conversation: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,55 +63,10 @@ struct ServiceReply {
     notes: Vec<TraceNote>,
 }
 
-/// Known state of the conversation before the call.
-#[derive(Debug, Default)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "facts that do not exclude each other"
-)]
-struct KnownConversation {
-    conversation: Option<String>,
-    generation: u32,
-    /// An earlier attempt to create one has no known outcome.
-    creation_unknown: bool,
-    /// The service lost the conversation.
-    was_lost: bool,
-    /// The service does not know the exchanges from before its conversation: the session is a fork, or its
-    /// client brought earlier messages along.
-    needs_briefing: bool,
-    /// An earlier attempt may have created another one.
-    was_unseen: bool,
-}
-
 #[async_trait]
 impl Agent for ConversationsAgent {
     async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
-        // Take the lock: two turns in one conversation would interleave.
-        run.conversation = Some(self.locks.lock(run).await);
-        let mut known = KnownConversation::default();
-        while run.next_recorded_kind() == Some(StepKind::Conversation) {
-            known = self.create_conversation(run, known).await?;
-        }
-        if run.next_recorded_kind().is_none() && known.conversation.is_none() {
-            known = find_conversation(run).await?;
-            if known.conversation.is_none() {
-                known.needs_briefing |= known.generation == 0 && run.input.data.is_some();
-                known = self.create_conversation(run, known).await?;
-            }
-        }
-        let service_reply = match self.send_message(run, &known).await {
-            Err(error) if is_conversation_lost(&error) && !known.was_lost => {
-                let lost = KnownConversation {
-                    conversation: None,
-                    generation: known.generation,
-                    was_lost: true,
-                    ..KnownConversation::default()
-                };
-                known = self.create_conversation(run, lost).await?;
-                self.send_message(run, &known).await?
-            }
-            service_reply => service_reply?,
-        };
+        let (service_reply, known) = run_turn(self, &self.locks, run).await?;
         let shared = service_reply.shared_context.as_deref();
         let ExportedState {
             mut values,
@@ -148,14 +76,9 @@ impl Agent for ConversationsAgent {
         let mut notes = service_reply.notes;
         notes.extend(left_out);
         let mut message = AgentMessage::plain(&service_reply.content);
-        if known.was_lost {
-            message.annotations = Some(raw(&BTreeMap::from([(RECREATED, true)])));
-            notes.push(reason_note(RECREATED, "the service lost the conversation"));
-        }
-        if known.was_unseen {
-            let reason = "an earlier attempt may have created one, and the service's list could not be searched";
-            notes.push(reason_note("conversation_unseen", reason));
-        }
+        let mut annotations = BTreeMap::new();
+        known.report(&mut annotations, &mut notes);
+        message.annotations = (!annotations.is_empty()).then(|| raw(&annotations));
         Ok(TurnAnswer {
             message,
             state: values,
@@ -175,90 +98,49 @@ impl ConversationsAgent {
     }
 
     fn client(&self, run: &AgentRun, retries: u32) -> ConversationsClient {
-        let mut headers = call_headers::origin_headers(run.request.ids);
-        headers.extend(self.spec.headers.iter().map(SecretHeader::pair));
-        let endpoint = ConversationsEndpoint {
-            base_url: self.spec.base_url.clone(),
-            credential: run.credential.clone().or(self.spec.credential.clone()),
+        let ConversationsSpec {
+            base_url,
+            credential,
             headers,
-            timeout: run.spec.timeout,
+        } = &*self.spec;
+        let endpoint = ServiceEndpoint {
             retries,
+            ..service_endpoint(run, base_url, credential.as_ref(), headers)
         };
         ConversationsClient::new(self.http.clone(), endpoint)
     }
+}
 
-    /// Creates a conversation. Records the intent first, so that a retry after a crash or a lost
-    /// response searches for it.
-    async fn create_conversation(
+#[async_trait]
+impl ConversationService for ConversationsAgent {
+    type Reply = ServiceReply;
+
+    const GATEWAY: &'static str = "conversations";
+
+    fn create(
         &self,
-        run: &mut AgentRun,
-        known: KnownConversation,
-    ) -> Result<KnownConversation, TurnError> {
-        let (was_lost, needs_briefing) = (known.was_lost, known.needs_briefing);
-        let generation = known.generation + u32::from(!known.creation_unknown);
-        let mut record = ConversationRecord {
-            gateway: GATEWAY.to_owned(),
-            session: run.request.ids.session,
-            generation,
-            conversation: None,
-            is_another: was_lost,
-            needs_briefing,
-        };
-        if run.next_recorded_kind().is_none() && !known.creation_unknown {
-            run.remember(&raw(&record)).await?;
-        }
-        let title = title(run.request.ids.session, run.request.path(), generation);
+        run: &AgentRun,
+        new: NewConversation,
+    ) -> BoxFuture<'static, Result<StartedConversation, TurnError>> {
+        let title = title(run.request.ids.session, run.request.path(), new.generation);
         let (client, retries) = (self.client(run, 0), run.spec.retries);
         let key = call_headers::idempotency_key(run.request.ids, run.steps_taken(), "-begin");
-        let work = async move {
-            let mut created =
-                create_once(&client, (&title, &key), known.creation_unknown, retries).await?;
-            (created.generation, created.recreated) = (generation, was_lost);
-            created.needs_briefing = needs_briefing;
-            record.conversation = Some(created.conversation.clone());
-            let extras = StepExtras {
-                private: Some(raw(&record)),
-                ..StepExtras::default()
-            };
-            Ok((created, extras))
-        };
-        let step = (StepKind::Conversation, REPLY);
-        let created = run.step(step, GATEWAY.as_bytes(), work).await?;
-        Ok(KnownConversation {
-            conversation: Some(created.conversation),
-            generation: created.generation,
-            creation_unknown: false,
-            was_lost: created.recreated,
-            needs_briefing: created.needs_briefing,
-            was_unseen: created.unseen || known.was_unseen,
-        })
+        Box::pin(async move { create_once(&client, (&title, &key), new.may_exist, retries).await })
     }
 
-    /// Sends the new message to the conversation.
-    async fn send_message(
+    async fn send(
         &self,
         run: &mut AgentRun,
         known: &KnownConversation,
     ) -> Result<ServiceReply, TurnError> {
-        let made_from = raw(&(&run.input.content, &run.input.attachments));
-        let mut prepared = None;
-        if run.next_recorded_kind().is_none() {
-            let told = SharedContext::of(&run.state_values(&run.spec.import).await?);
-            let briefing = if known.needs_briefing {
-                Briefing::read(run).await?
-            } else {
-                Briefing::default()
-            };
-            let text = briefing.block + &message_text(&run.input, told.as_ref());
-            let notes = told.as_ref().and_then(SharedContext::note);
-            prepared = Some((text, notes.into_iter().chain(briefing.note).collect()));
-        }
+        let made_from = step_input(&run.input);
+        let prepared = PreparedMessage::read(run, known).await?;
         let client = self.client(run, run.spec.retries);
         let key = call_headers::idempotency_key(run.request.ids, run.steps_taken(), "");
-        let (sink, session) = (run.draft_sink(), run.request.ids.session);
-        let export = run.spec.export.clone();
+        let (sink, export) = (run.draft_sink(), run.spec.export.clone());
+        let session = run.request.ids.session;
         let work = async move {
-            let (text, notes) = prepared.ok_or_else(not_prepared)?;
+            let PreparedMessage { text, notes } = prepared.ok_or_else(not_prepared)?;
             let conversation = known.conversation.as_deref().ok_or_else(not_prepared)?;
             let mut on_chunk = |chunk: &str| sink(chunk);
             let how = (true, &key);
@@ -269,16 +151,8 @@ impl ConversationsAgent {
             let other = reply.conversation_id.filter(|other| other != conversation);
             let has_moved = other.is_some();
             let conversation = other.unwrap_or_else(|| conversation.to_owned());
-            let private = (has_moved || known.needs_briefing).then(|| {
-                raw(&ConversationRecord {
-                    gateway: GATEWAY.to_owned(),
-                    session,
-                    generation: known.generation + 1,
-                    conversation: Some(conversation.clone()),
-                    is_another: false,
-                    needs_briefing: false,
-                })
-            });
+            let moves_on = has_moved || known.needs_briefing;
+            let private = moves_on.then(|| known.answered_in(self, session, &conversation));
             let service_reply = ServiceReply {
                 ids: call_headers::returned_ids(&reply.headers),
                 content: reply.content,
@@ -297,24 +171,6 @@ impl ConversationsAgent {
         let step = (StepKind::AgentCall, REPLY);
         run.step(step, made_from.get().as_bytes(), work).await
     }
-}
-
-async fn find_conversation(run: &AgentRun) -> Result<KnownConversation, TurnError> {
-    let Some(known) = conversation_record::find_newest(run, GATEWAY).await? else {
-        return Ok(KnownConversation::default());
-    };
-    // A forked session creates its own conversation, because the original may have continued.
-    let is_here = known.session == run.request.ids.session;
-    let creation_unknown = is_here && known.conversation.is_none();
-    let is_elsewhere = !is_here && known.conversation.is_some();
-    Ok(KnownConversation {
-        generation: known.generation,
-        creation_unknown,
-        was_lost: creation_unknown && known.is_another,
-        needs_briefing: is_elsewhere || is_here && known.needs_briefing,
-        conversation: known.conversation.filter(|_| is_here),
-        was_unseen: false,
-    })
 }
 
 /// Creates a conversation, or finds the one created by an attempt whose response was lost.
@@ -363,26 +219,14 @@ fn is_transient(error: &EndpointError) -> bool {
             StatusCode::NOT_IMPLEMENTED => false,
             status => status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS,
         },
-        EndpointError::Malformed(_) | EndpointError::TooLarge(_) | EndpointError::NotFound => false,
+        EndpointError::NoAnswer(_)
+        | EndpointError::Malformed(_)
+        | EndpointError::TooLarge(_)
+        | EndpointError::NotFound => false,
     }
 }
 
 /// A title that is unique per session, path and conversation.
 fn title(session: SessionId, path: &AgentPath, generation: u32) -> String {
     format!("Statehold {session} {path} {generation}")
-}
-
-/// The message text: shared context, input text, and attachment addresses.
-fn message_text(input: &AgentMessage, told: Option<&SharedContext>) -> String {
-    let mut text = input.text();
-    for file in &input.attachments {
-        if let Some(url) = file.url.as_ref().or(file.reference_url.as_ref()) {
-            text.push_str("\n\nAttachment: ");
-            text.push_str(url);
-        }
-    }
-    match shared::block(told, &text) {
-        Some(block) => format!("{block}{text}"),
-        None => text,
-    }
 }

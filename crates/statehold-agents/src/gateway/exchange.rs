@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::item::{ItemKind, Role};
-use statehold_engine::StoredItem;
 use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse};
 
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
-use crate::history::{HISTORY_BYTES_MAX, PastExchanges, left_out_note, newest_fitting};
+use crate::history::{
+    HISTORY_BYTES_MAX, MemoryExchange, PastExchanges, left_out_note, newest_fitting,
+};
 use crate::message::{AgentMessage, MessagePart, raw};
 use crate::turn::TraceNote;
 
@@ -122,12 +123,11 @@ pub(super) struct RestoredHistory {
     pub(super) notes: Vec<TraceNote>,
 }
 
-/// One earlier request of the agent.
-#[derive(Default)]
-struct PastExchange {
-    asked: Option<AgentMessage>,
-    answered: Option<AgentMessage>,
-    kept: StateNote,
+/// One earlier exchange of the agent.
+pub(super) struct PastExchange {
+    pub(super) asked: AgentMessage,
+    pub(super) answered: AgentMessage,
+    pub(super) kept: StateNote,
 }
 
 /// Trace note about a state that is not sent back.
@@ -144,12 +144,7 @@ pub(super) fn set_aside(reason: &str, state: &Raw) -> TraceNote {
 pub(super) fn restore(past: &PastExchanges, rules: Option<&StateRules>) -> RestoredHistory {
     let mut restored = RestoredHistory::default();
     let mut left_out = 0;
-    for known in &past.exchanges {
-        let mut exchange = PastExchange {
-            answered: known.missing_answer().map(AgentMessage::plain),
-            ..PastExchange::default()
-        };
-        known.items.iter().for_each(|item| exchange.read(item));
+    for exchange in PastExchange::all(past) {
         restored.add_exchange(exchange, rules, &mut left_out);
     }
     let bytes = |(asked, answered): &(Raw, Raw)| asked.get().len() + answered.get().len();
@@ -169,24 +164,39 @@ pub(super) fn restore(past: &PastExchanges, rules: Option<&StateRules>) -> Resto
 }
 
 impl PastExchange {
-    fn read(&mut self, stored: &StoredItem) {
-        let item = &stored.placed.item;
-        match (item.kind, item.role) {
-            (ItemKind::Message, Some(Role::User)) if self.asked.is_none() => {
-                self.asked = AgentMessage::from_item(stored);
-            }
-            (ItemKind::Message, Some(Role::Assistant)) => {
-                self.answered = AgentMessage::from_item(stored);
-            }
-            (ItemKind::Note, _) => {
-                let body: ItemBody = parse(stored.body.as_deref());
-                let is_hosted = body.name.as_deref() == Some(STATE_NOTE);
-                if let Some(data) = body.data.filter(|_| is_hosted) {
-                    self.kept = serde_json::from_str(data.get()).unwrap_or_default();
+    /// The complete exchanges of a memory, oldest first.
+    pub(super) fn all(past: &PastExchanges) -> impl Iterator<Item = Self> {
+        past.exchanges.iter().filter_map(Self::read)
+    }
+
+    /// None if the input or the answer is no longer stored.
+    fn read(known: &MemoryExchange) -> Option<Self> {
+        let (mut asked, mut kept) = (None, StateNote::default());
+        let mut answered = known.missing_answer().map(AgentMessage::plain);
+        for stored in &known.items {
+            let item = &stored.placed.item;
+            match (item.kind, item.role) {
+                (ItemKind::Message, Some(Role::User)) if asked.is_none() => {
+                    asked = AgentMessage::from_item(stored);
                 }
+                (ItemKind::Message, Some(Role::Assistant)) => {
+                    answered = AgentMessage::from_item(stored);
+                }
+                (ItemKind::Note, _) => {
+                    let body: ItemBody = parse(stored.body.as_deref());
+                    let is_hosted = body.name.as_deref() == Some(STATE_NOTE);
+                    if let Some(data) = body.data.filter(|_| is_hosted) {
+                        kept = serde_json::from_str(data.get()).unwrap_or_default();
+                    }
+                }
+                _ => {}
             }
-            _ => {}
         }
+        Some(Self {
+            asked: asked?,
+            answered: answered?,
+            kept,
+        })
     }
 }
 
@@ -197,10 +207,11 @@ impl RestoredHistory {
         rules: Option<&StateRules>,
         left_out: &mut usize,
     ) {
-        let (Some(asked), Some(answered)) = (exchange.asked, exchange.answered) else {
-            return;
-        };
-        let kept = exchange.kept;
+        let PastExchange {
+            asked,
+            answered,
+            kept,
+        } = exchange;
         let told = kept.told.map(SharedContext::from_stored);
         let state = kept.state.and_then(|state| match rules {
             None => Some(state),

@@ -526,6 +526,7 @@ impl RemoteSession {
             session: here,
             generation: self.generation,
             conversation: self.session.clone(),
+            remote_agent: None,
             is_another: self.generation > 1,
             needs_briefing: false,
         })

@@ -18,7 +18,7 @@ const FOOT: &str = "[/shared context]";
 /// Most bytes of shared context per message.
 const SENT_BYTES_MAX: usize = 4 * 1024;
 /// Limits of a value that an agent writes: bytes of JSON, and nesting depth.
-const WRITTEN_BYTES_MAX: usize = 16 * 1024;
+pub(super) const WRITTEN_BYTES_MAX: usize = 16 * 1024;
 const WRITTEN_DEPTH_MAX: usize = 32;
 
 /// State values sent with a message, as a JSON object on one line.

@@ -37,6 +37,12 @@ pub(crate) enum EndpointError {
     },
     #[error("the connection ended before the answer did; look into the log of the service")]
     CutOff,
+    /// The service ended its answer with an error in the place of a text.
+    #[error("the service gave no answer: {0}")]
+    NoAnswer(
+        /// The service's message, redacted and truncated.
+        String,
+    ),
     /// The response cannot be parsed.
     #[error(
         "the answer cannot be understood: {0}; check `base_url` and the protocol of the service"
@@ -76,7 +82,7 @@ impl EndpointError {
             Self::Status { status, .. } if *status == StatusCode::TOO_MANY_REQUESTS => {
                 "agent_rate_limited"
             }
-            Self::Status { .. } => "agent_error",
+            Self::Status { .. } | Self::NoAnswer(_) => "agent_error",
             Self::CutOff => "agent_cut_off",
             Self::Malformed(_) => "agent_malformed",
             Self::TooLarge(_) => "agent_too_large",
@@ -132,7 +138,11 @@ impl EndpointError {
             Self::Status { status, .. } => {
                 *status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()
             }
-            Self::Timeout { .. } | Self::Malformed(_) | Self::TooLarge(_) | Self::NotFound => false,
+            Self::Timeout { .. }
+            | Self::NoAnswer(_)
+            | Self::Malformed(_)
+            | Self::TooLarge(_)
+            | Self::NotFound => false,
         }
     }
 

@@ -333,16 +333,21 @@ pub(crate) fn caller_exchanges(data: Option<&Raw>, media: &mut MediaBudget) -> V
     exchanges
 }
 
-/// The exchanges before the input of a turn, oldest first, as role and text only: the memory of the request, behind
-/// the messages that the client brought along when the session began.
-pub(crate) fn text_exchanges(past: &PastExchanges, input: &AgentMessage) -> Vec<ModelMessages> {
+/// The exchanges that a client brought along when the session began, as role and text only.
+pub(crate) fn brought_exchanges(past: &PastExchanges, input: &AgentMessage) -> Vec<ModelMessages> {
     let first = past.first_data();
     let brought = if past.exchanges.is_empty() {
         input.data.as_ref()
     } else {
         first.as_ref()
     };
-    let brought = caller_exchanges(brought, &mut MediaBudget::default());
+    caller_exchanges(brought, &mut MediaBudget::default())
+}
+
+/// The exchanges before the input of a turn, oldest first, as role and text only: the memory of the request, behind
+/// the messages that the client brought along when the session began.
+pub(crate) fn text_exchanges(past: &PastExchanges, input: &AgentMessage) -> Vec<ModelMessages> {
+    let brought = brought_exchanges(past, input);
     let is_said = |item: &&StoredItem| item.placed.item.kind == ItemKind::Message;
     let turns = past.exchanges.iter().map(|exchange| {
         let mut told = ModelMessages::default();

@@ -165,6 +165,7 @@ impl AgentRun {
             // an old address.
             AgentKind::Openai(declared) => declared.credential.clone(),
             AgentKind::Conversations(declared) => declared.credential.clone(),
+            AgentKind::Analytics(declared) => declared.credential.clone(),
             AgentKind::Worker
             | AgentKind::Llm(_)
             | AgentKind::Router(_)

@@ -13,7 +13,7 @@ use crate::rig::{Outcome, Rig};
 use crate::world::{answer_of, chat, conversations};
 
 /// The messages of a briefing, and the message behind it.
-fn briefed(message: &str) -> (Vec<Value>, &str) {
+pub(crate) fn briefed(message: &str) -> (Vec<Value>, &str) {
     let rest = message
         .strip_prefix("[earlier conversation]\n")
         .unwrap_or_else(|| panic!("no briefing: {message}"));

@@ -17,7 +17,7 @@ use statehold_fakes::conversations::Conversations;
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked, send};
 
 use crate::rig::{Outcome, Rig, book, name, router};
-use crate::world::{answer_of, conversations, said};
+use crate::world::{annotations_of, answer_of, conversations};
 
 fn begins(seen: &SeenRequest) -> bool {
     seen.method == Method::POST && seen.path == "/v1/conversations"
@@ -372,9 +372,10 @@ async fn a_conversation_that_the_service_lost_is_begun_anew_once_and_said_so() -
     let request = rig.ask(session, "ums", "still there?").await;
     let ended = rig.ended(request).await;
     assert_eq!(answer_of(&ended), "answer 1");
-    let annotations = said(&ended).annotations.expect("annotations");
-    let annotations: Value = serde_json::from_str(annotations.get()).expect("JSON");
-    assert_eq!(annotations, json!({"conversation_recreated": true}));
+    assert_eq!(
+        annotations_of(&ended),
+        json!({"conversation_recreated": true})
+    );
     let notes = rig.notes(session, "ums").await;
     assert_eq!(notes.len(), 1);
     assert_eq!(notes[0].0, "conversation_recreated");

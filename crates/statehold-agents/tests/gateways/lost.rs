@@ -17,7 +17,7 @@ use crate::rig::{Outcome, PATIENCE, Rig};
 use crate::world::{answer_of, chat, conversations};
 
 /// Sends a message, crashes the process at a step, starts another, and returns the answer.
-async fn lost_at(rig: &Rig, session: SessionId, at: (StepKind, CommitPhase)) -> String {
+pub(crate) async fn lost_at(rig: &Rig, session: SessionId, at: (StepKind, CommitPhase)) -> String {
     let reached = Arc::new(tokio::sync::Notify::new());
     let told = Arc::clone(&reached);
     let first = rig
@@ -53,12 +53,12 @@ async fn rig(spec: AgentSpec) -> (Rig, SessionId) {
 
 /// A call without a recorded result is repeated; a recorded one is not. The last call is recorded
 /// together with the answer.
-fn calls((kind, moment): (StepKind, CommitPhase)) -> usize {
+pub(crate) fn calls((kind, moment): (StepKind, CommitPhase)) -> usize {
     let is_last = matches!(kind, StepKind::AgentCall | StepKind::Answer);
     1 + usize::from(is_last && moment == CommitPhase::Before)
 }
 
-const MOMENTS: [CommitPhase; 2] = [CommitPhase::Before, CommitPhase::After];
+pub(crate) const MOMENTS: [CommitPhase; 2] = [CommitPhase::Before, CommitPhase::After];
 
 #[tokio::test]
 async fn a_turn_of_an_agent_that_remembers_nothing_goes_on() -> Outcome {

@@ -1,5 +1,7 @@
 //! Agents in other processes, called over HTTP: their requests, the stored replies, and their faults.
 
+mod analytics;
+mod analytics_conversation;
 mod briefing;
 mod commits;
 mod context;

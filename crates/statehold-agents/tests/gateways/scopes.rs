@@ -10,12 +10,13 @@ use statehold_agents::spec::{
 };
 use statehold_core::ids::SessionId;
 use statehold_engine::{PageLimit, api};
+use statehold_fakes::analytics::{self, Analytics, is_creation};
 use statehold_fakes::chat::streamed_with;
 use statehold_fakes::conversations::Conversations;
 use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest};
 
 use crate::rig::{Outcome, Rig, agent, name};
-use crate::world::{chat, conversations};
+use crate::world::{self, chat, conversations, in_conversation, with_agent};
 
 const KEYS: [&str; 4] = ["app:flag", "user:language", "topic", "temp:rows"];
 
@@ -28,6 +29,9 @@ enum ApiState {
     Session,
     /// It keeps a conversation, whose id we track.
     Conversation,
+    /// It is a data agent, without and with a conversation.
+    DataAgent,
+    DataConversation,
 }
 
 /// Answers with the values of `written` in the answer's shared context.
@@ -47,6 +51,10 @@ fn answers(
             let shared: Value = serde_json::from_str(written).expect("JSON");
             ScriptedResponse::json(200, &json!({"content": "ok", "shared_context": shared}))
         }),
+        ApiState::DataAgent | ApiState::DataConversation => {
+            let created = Analytics::default().create_or_get(seen);
+            created.unwrap_or_else(|| analytics::answer(&[analytics::final_text("ok")]))
+        }
     }
 }
 
@@ -55,11 +63,13 @@ fn declared(mode: ApiState, name: &str, server: &FakeService) -> AgentSpec {
         ApiState::Stateless => chat(name, server, ChatMemory::Restore),
         ApiState::Session => chat(name, server, ChatMemory::Track),
         ApiState::Conversation => conversations(name, server),
+        ApiState::DataAgent => world::analytics(name, server, with_agent()),
+        ApiState::DataConversation => world::analytics(name, server, in_conversation()),
     }
 }
 
 /// A pipeline of these agents, each with the message alone.
-fn phase_line(text: &str, agents: &[&str]) -> Arc<AgentSpec> {
+pub(crate) fn phase_line(text: &str, agents: &[&str]) -> Arc<AgentSpec> {
     let phases = agents.iter().map(|agent| PhaseSpec {
         name: name(agent),
         agent: name(agent),
@@ -80,7 +90,7 @@ fn phase_line(text: &str, agents: &[&str]) -> Arc<AgentSpec> {
 }
 
 /// Everything stored of a session, as one text.
-async fn everything(rig: &Rig, session: SessionId) -> String {
+pub(crate) async fn everything(rig: &Rig, session: SessionId) -> String {
     let page = PageLimit::entries(1_000);
     let records = rig.engine.feed(&rig.local, session, 0, page).await;
     let records = records.expect("records");
@@ -115,7 +125,7 @@ async fn check(writer: ApiState, reader: ApiState) {
     let seen = second.seen();
     let calls = seen
         .iter()
-        .filter(|seen| !seen.path.ends_with("/conversations"));
+        .filter(|seen| !seen.path.ends_with("/conversations") && !is_creation(seen));
     let calls: Vec<String> = calls.map(SeenRequest::said).collect();
     assert_eq!(calls.len(), 2, "{place}");
     for said in calls {
@@ -163,9 +173,15 @@ async fn check(writer: ApiState, reader: ApiState) {
 
 #[tokio::test]
 async fn scopes_are_the_same_however_an_agent_keeps_its_conversation() -> Outcome {
-    use ApiState::{Conversation, Session, Stateless};
+    use ApiState::{Conversation, DataAgent, DataConversation, Session, Stateless};
     for writer in [Stateless, Session, Conversation] {
-        for reader in [Stateless, Session, Conversation] {
+        for reader in [
+            Stateless,
+            Session,
+            Conversation,
+            DataAgent,
+            DataConversation,
+        ] {
             check(writer, reader).await;
         }
     }

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use serde_json::value::to_raw_value;
+use serde_json::{Value, json};
 use statehold_agents::runner::{Runner, RunnerOptions};
-use statehold_agents::spec::{AgentKind, AgentSpec, ChatMemory, ConversationsSpec, OpenaiSpec};
+use statehold_agents::spec::{
+    AgentKind, AgentSpec, AnalyticsSpec, ChatMemory, ConversationsSpec, DataContext, InlineData,
+    OpenaiSpec,
+};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::ItemKind;
@@ -17,6 +20,7 @@ use statehold_engine::api::state::StateQuery;
 use statehold_engine::bodies::{ItemBody, parse};
 use statehold_engine::{HoldDetail, PageLimit, RequestDetail, testing};
 use statehold_fakes::FakeService;
+use statehold_fakes::analytics::PARENT;
 
 use crate::rig::{Rig, agent, error, name};
 
@@ -38,6 +42,53 @@ pub(crate) fn conversations(text: &str, server: &FakeService) -> AgentSpec {
         headers: Vec::new(),
     }));
     owned(agent(text, kind))
+}
+
+/// The data agent of analytics services.
+pub(crate) const DATA_AGENT: &str = "projects/p/locations/global/dataAgents/sales";
+
+pub(crate) fn analytics(text: &str, server: &FakeService, context: DataContext) -> AgentSpec {
+    analytics_with(text, server, context, |_| ())
+}
+
+pub(crate) fn analytics_with(
+    text: &str,
+    server: &FakeService,
+    context: DataContext,
+    change: impl FnOnce(&mut AnalyticsSpec),
+) -> AgentSpec {
+    let mut spec = AnalyticsSpec {
+        base_url: server.url("/v1"),
+        parent: PARENT.to_owned(),
+        context,
+        thinking: None,
+        data_key: None,
+        credential: None,
+        headers: Vec::new(),
+    };
+    change(&mut spec);
+    owned(agent(text, AgentKind::Analytics(Arc::new(spec))))
+}
+
+/// A conversation with the data agent.
+pub(crate) fn in_conversation() -> DataContext {
+    DataContext::Conversation {
+        data_agent: DATA_AGENT.to_owned(),
+    }
+}
+
+/// The data agent, without a conversation.
+pub(crate) fn with_agent() -> DataContext {
+    DataContext::Agent {
+        data_agent: DATA_AGENT.to_owned(),
+    }
+}
+
+pub(crate) fn inline_data() -> InlineData {
+    InlineData {
+        instructions: Some("Say it in euros.".to_owned()),
+        data_sources: json!({"bq": {"tableReferences": [{"projectId": "p", "tableId": "t"}]}}),
+    }
 }
 
 fn owned(spec: Arc<AgentSpec>) -> AgentSpec {
@@ -178,6 +229,12 @@ pub(crate) fn said(ended: &RequestDetail) -> ItemBody {
     let index = named.iter().position(|name| *name == body);
     let bytes = stored.bodies[index.expect("kept")].as_deref();
     parse(bytes)
+}
+
+/// The annotations of the final message of a request.
+pub(crate) fn annotations_of(ended: &RequestDetail) -> Value {
+    let annotations = said(ended).annotations.expect("annotations");
+    serde_json::from_str(annotations.get()).expect("JSON")
 }
 
 /// The answer of a request. Fails the test if there is none.

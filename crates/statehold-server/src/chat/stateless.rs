@@ -229,8 +229,7 @@ pub(crate) fn needs_session(surface: &ChatSurface) -> Problem {
     Problem::new(Code::ApprovalNeedsSession, detail)
 }
 
-/// Whether an agent, or an agent below it, needs a session: it works in another process, or its
-/// service keeps the conversation and receives only new messages.
+/// Whether an agent, or an agent below it, needs a session. An undeclared agent is a worker.
 fn works_in_sessions_only(book: &AgentBook, agent: &Name) -> bool {
     let (mut open, mut seen) = (vec![agent], BTreeSet::new());
     while let Some(agent) = open.pop() {
@@ -238,7 +237,8 @@ fn works_in_sessions_only(book: &AgentBook, agent: &Name) -> bool {
             continue;
         }
         match book.agent(agent).map(|spec| &spec.kind) {
-            None | Some(AgentKind::Worker | AgentKind::Conversations(_)) => return true,
+            None => return true,
+            Some(kind) if kind.needs_session() => return true,
             Some(kind) => open.extend(kind.coordinated_agents().into_iter().flatten()),
         }
     }

@@ -1,6 +1,7 @@
 //! Chat as OpenAI's clients speak it: turns, pauses, streams, and calls that leave nothing.
 
 mod analytics;
+mod analytics_upstream;
 mod deciding;
 mod errors;
 mod long_answers;

@@ -201,6 +201,9 @@ impl ConfigReader<'_> {
             DeclaredKind::Conversations => self
                 .conversations(place, &mut declaration, credential)
                 .map(|spec| AgentKind::Conversations(Arc::new(spec))),
+            DeclaredKind::Analytics => self
+                .analytics(place, &mut declaration, credential)
+                .map(|spec| AgentKind::Analytics(Arc::new(spec))),
             DeclaredKind::Llm => self
                 .llm(place, &mut declaration)
                 .map(|spec| AgentKind::Llm(Arc::new(spec))),
@@ -273,6 +276,7 @@ impl ConfigReader<'_> {
             DeclaredKind::Worker
             | DeclaredKind::Openai
             | DeclaredKind::Conversations
+            | DeclaredKind::Analytics
             | DeclaredKind::Pipeline => None,
         };
         let models = self.config.models.iter();
@@ -444,7 +448,7 @@ impl ConfigReader<'_> {
     }
 
     /// The base URL of a service, without the path that the server appends.
-    fn base_url(
+    pub(super) fn base_url(
         &mut self,
         place: &str,
         address: Option<&ServiceUrl>,

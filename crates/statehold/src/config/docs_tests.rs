@@ -51,6 +51,7 @@ fn every_example_can_be_used() {
     let pages = [
         "README.md",
         "docs/agents.md",
+        "docs/analytics.md",
         "docs/configuration.md",
         "docs/holds.md",
         "docs/operations.md",

@@ -23,15 +23,18 @@ const TOOLS: &str = "tools";
 
 /// Settings whose value is a table: a JSON Schema.
 const SCHEMAS: [&str; 2] = ["approval_if", "state_schema"];
+/// The setting whose value is a table for a service.
+const DATA_SOURCES: &str = "data_sources";
 /// The setting whose value is a table of headers.
 const HEADERS: &str = "headers";
 /// Settings whose text is only for a model.
-const PROMPTS: [&str; 3] = ["answer_prompt", "prompt", "routing_prompt"];
+const PROMPTS: [&str; 4] = ["answer_prompt", "instructions", "prompt", "routing_prompt"];
 /// Settings that may hold a misplaced secret.
-const DELICATE: [&str; 6] = [
+const DELICATE: [&str; 7] = [
     "base_url",
     "command",
     "credential_env",
+    DATA_SOURCES,
     "env",
     "headers",
     "url",
@@ -135,7 +138,8 @@ pub(super) fn is_value(steps: &[String], table: &Table) -> bool {
                 return setting == "schema";
             }
             let has_headers = [AGENTS, MODELS, TOOL_SERVERS].contains(&&**section);
-            has_headers && setting == HEADERS || section == AGENTS && SCHEMAS.contains(&&**setting)
+            let is_table = SCHEMAS.contains(&&**setting) || setting == DATA_SOURCES;
+            has_headers && setting == HEADERS || section == AGENTS && is_table
         }
         [section, _, tools, _, setting] => {
             section == AGENTS && tools == TOOLS && SCHEMAS.contains(&&**setting)

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use statehold_agents::spec::{
-    ChatMemory, ChatSessions, LoopLimitPolicy, PhaseErrorPolicy, PhaseInput,
+    ChatMemory, ChatSessions, LoopLimitPolicy, PhaseErrorPolicy, PhaseInput, ThinkingMode,
 };
 use statehold_core::name::Name;
 use statehold_core::scope::Scope;
 use statehold_core::task::CloseOn;
 
 use super::values::{
-    BoundedNumber, MessagePattern, NonEmptyText, ReadStateKey, SchemaTable, ServiceHeaders,
-    ServiceUrl, WrittenScope, WrittenStateKey,
+    BoundedNumber, DataAgentName, DataSources, MessagePattern, NonEmptyText, PlaceName,
+    ReadStateKey, SchemaTable, ServiceHeaders, ServiceUrl, WrittenScope, WrittenStateKey,
 };
 
 /// The kind of an agent.
@@ -26,6 +26,8 @@ pub(crate) enum DeclaredKind {
     Openai,
     /// A service that keeps conversations.
     Conversations,
+    /// A Conversational Analytics API.
+    Analytics,
     /// A model with tools.
     Llm,
     /// A coordinator that chooses one agent per turn.
@@ -35,10 +37,11 @@ pub(crate) enum DeclaredKind {
 }
 
 impl DeclaredKind {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Worker,
         Self::Openai,
         Self::Conversations,
+        Self::Analytics,
         Self::Llm,
         Self::Router,
         Self::Pipeline,
@@ -50,6 +53,7 @@ impl DeclaredKind {
             Self::Worker => "worker",
             Self::Openai => "openai",
             Self::Conversations => "conversations",
+            Self::Analytics => "analytics",
             Self::Llm => "llm",
             Self::Router => "router",
             Self::Pipeline => "pipeline",
@@ -87,10 +91,15 @@ pub(crate) struct AgentDeclaration {
     /// The agents that a worker's keys may call below its requests.
     pub(super) calls: Option<Vec<Name>>,
     pub(super) close_on: Option<CloseOn>,
+    pub(super) context: Option<ContextWord>,
+    pub(super) data_agent: Option<DataAgentName>,
+    pub(super) data_key: Option<WrittenStateKey>,
+    pub(super) data_sources: Option<DataSources>,
     pub(super) description: Option<NonEmptyText>,
     pub(super) export: Option<Vec<WrittenStateKey>>,
     pub(super) headers: Option<ServiceHeaders>,
     pub(super) import: Option<Vec<ReadStateKey>>,
+    pub(super) instructions: Option<NonEmptyText>,
     pub(super) keep_pairs: Option<JsonCount<0>>,
     pub(super) kind: Option<DeclaredKind>,
     pub(super) loops_max: Option<LoopCount>,
@@ -100,6 +109,8 @@ pub(crate) struct AgentDeclaration {
     pub(super) on_loop_limit: Option<LoopLimitPolicy>,
     pub(super) otherwise: Option<Name>,
     pub(super) output_key: Option<WrittenStateKey>,
+    /// The project and the location of an analytics service.
+    pub(super) parent: Option<PlaceName>,
     /// The phases of a pipeline.
     pub(super) phases: Option<Vec<PhaseTable>>,
     pub(super) prompt: Option<NonEmptyText>,
@@ -114,9 +125,33 @@ pub(crate) struct AgentDeclaration {
     pub(super) state_schema_file: Option<PathBuf>,
     pub(super) state_write: Option<Vec<WrittenScope>>,
     pub(super) steps_max: Option<StepCount>,
+    pub(super) thinking: Option<ThinkingMode>,
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
     pub(super) tokens_max: Option<JsonCount<1>>,
     pub(super) tool_servers: Option<Vec<Name>>,
+}
+
+/// The context of calls to an analytics service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ContextWord {
+    Conversation,
+    #[default]
+    Agent,
+    Inline,
+    ClientManaged,
+}
+
+impl ContextWord {
+    /// The name of the context in the file.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Conversation => "conversation",
+            Self::Agent => "agent",
+            Self::Inline => "inline",
+            Self::ClientManaged => "client_managed",
+        }
+    }
 }
 
 /// How a router chooses.
@@ -208,22 +243,30 @@ pub(super) struct LoopTable {
     pub(super) to: Name,
 }
 
-use DeclaredKind::{Conversations, Llm, Openai, Pipeline, Router, Worker};
+use DeclaredKind::{Analytics, Conversations, Llm, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 36] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 43] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_from", &[Pipeline]),
     ("answer_prompt", &[Router]),
-    ("base_url", &[Openai, Conversations]),
+    ("base_url", &[Openai, Conversations, Analytics]),
     ("calls", &[Worker]),
     ("close_on", &DeclaredKind::ALL),
-    ("credential_env", &[Worker, Openai, Conversations]),
+    ("context", &[Analytics]),
+    (
+        "credential_env",
+        &[Worker, Openai, Conversations, Analytics],
+    ),
+    ("data_agent", &[Analytics]),
+    ("data_key", &[Analytics]),
+    ("data_sources", &[Analytics]),
     ("description", &DeclaredKind::ALL),
     ("export", &[Openai, Conversations]),
-    ("headers", &[Openai, Conversations]),
-    ("import", &[Openai, Conversations, Llm]),
+    ("headers", &[Openai, Conversations, Analytics]),
+    ("import", &[Openai, Conversations, Analytics, Llm]),
+    ("instructions", &[Analytics]),
     ("keep_pairs", &[Openai]),
     ("kind", &DeclaredKind::ALL),
     ("loops_max", &[Pipeline]),
@@ -233,12 +276,13 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 36] = [
     ("otherwise", &[Router]),
     (
         "output_key",
-        &[Openai, Conversations, Llm, Router, Pipeline],
+        &[Openai, Conversations, Analytics, Llm, Router, Pipeline],
     ),
+    ("parent", &[Analytics]),
     ("phases", &[Pipeline]),
     ("prompt", &[Llm]),
     ("prompt_file", &[Llm]),
-    ("retries", &[Openai, Conversations, Llm]),
+    ("retries", &[Openai, Conversations, Analytics, Llm]),
     ("route_by", &[Router]),
     ("routing_prompt", &[Router]),
     ("rules", &[Router]),
@@ -248,7 +292,8 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 36] = [
     ("state_schema_file", &[Openai]),
     ("state_write", &[Llm]),
     ("steps_max", &[Llm]),
-    ("timeout_seconds", &[Openai, Conversations]),
+    ("thinking", &[Analytics]),
+    ("timeout_seconds", &[Openai, Conversations, Analytics]),
     ("tokens_max", &[Llm]),
     ("tool_servers", &[Llm]),
 ];

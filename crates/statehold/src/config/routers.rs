@@ -203,6 +203,7 @@ fn candidates_of<'a>(config: &'a Config, name: &Name) -> Vec<&'a Name> {
         DeclaredKind::Worker
         | DeclaredKind::Openai
         | DeclaredKind::Conversations
+        | DeclaredKind::Analytics
         | DeclaredKind::Llm => Vec::new(),
     }
 }

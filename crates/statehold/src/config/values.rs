@@ -355,6 +355,116 @@ impl TryFrom<Json> for SchemaTable {
     }
 }
 
+/// The project and the location of an analytics service: `projects/P/locations/L`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct PlaceName(String);
+
+impl PlaceName {
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for PlaceName {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        match text.split('/').collect::<Vec<_>>()[..] {
+            ["projects", project, "locations", location]
+                if is_resource_id(project) && is_resource_id(location) =>
+            {
+                Ok(Self(text))
+            }
+            _ => {
+                Err("it is not a project and a location; write projects/PROJECT/locations/LOCATION")
+            }
+        }
+    }
+}
+
+/// A data agent of an analytics service: its id, or its whole name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct DataAgentName(String);
+
+impl DataAgentName {
+    /// The whole name. An id is one below the place.
+    pub(crate) fn below(&self, place: &PlaceName) -> String {
+        if self.0.contains('/') {
+            self.0.clone()
+        } else {
+            format!("{}/dataAgents/{}", place.text(), self.0)
+        }
+    }
+}
+
+impl TryFrom<String> for DataAgentName {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let (place, id) = match text.rsplit_once("/dataAgents/") {
+            Some((place, id)) => (Some(place), id),
+            None => (None, text.as_str()),
+        };
+        let has_place = place.is_none_or(|place| PlaceName::try_from(place.to_owned()).is_ok());
+        if has_place && is_resource_id(id) {
+            Ok(Self(text))
+        } else {
+            Err(
+                "it is not a data agent; write its id, or projects/PROJECT/locations/LOCATION/dataAgents/ID",
+            )
+        }
+    }
+}
+
+/// Whether a text can be one part of a resource name.
+fn is_resource_id(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    (1..=256).contains(&text.len()) && text.bytes().all(is_plain) && !matches!(text, "." | "..")
+}
+
+/// Data sources of an analytics service, written as a TOML table in the form of its API.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Json")]
+pub(crate) struct DataSources(Json);
+
+impl DataSources {
+    pub(crate) fn json(&self) -> &Json {
+        &self.0
+    }
+}
+
+impl TryFrom<Json> for DataSources {
+    type Error = &'static str;
+
+    fn try_from(sources: Json) -> Result<Self, Self::Error> {
+        let is_table = sources
+            .as_object()
+            .is_some_and(|members| !members.is_empty());
+        if !is_table {
+            return Err(
+                "it is not a table with data sources; write { bq = { tableReferences = [{ … }] } }",
+            );
+        }
+        if has_secret(&sources) {
+            return Err("it carries a credential; name a variable with it in credential_env");
+        }
+        Ok(Self(with_text_for_dates(sources)))
+    }
+}
+
+/// Whether a member with a text is named like a secret.
+fn has_secret(value: &Json) -> bool {
+    match value {
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => false,
+        Json::Array(values) => values.iter().any(has_secret),
+        Json::Object(members) => members
+            .iter()
+            .any(|(name, value)| value.is_string() && is_named_secret(name) || has_secret(value)),
+    }
+}
+
 /// Converts TOML dates to strings: JSON has none.
 fn with_text_for_dates(value: Json) -> Json {
     match value {
@@ -404,6 +514,54 @@ mod tests {
         let query = "http://a.example/v1?api-version=2".to_owned();
         let why = WholeUrl::try_from(query).expect_err("a query");
         assert!(why.contains("query"), "{why}");
+    }
+
+    #[test]
+    fn places_and_data_agents_are_names_of_resources() {
+        let place = PlaceName::try_from("projects/a.b:c/locations/eu".to_owned()).expect("a place");
+        for (text, expected) in [
+            ("sales", "projects/a.b:c/locations/eu/dataAgents/sales"),
+            (
+                "projects/p/locations/l/dataAgents/d",
+                "projects/p/locations/l/dataAgents/d",
+            ),
+        ] {
+            let agent = DataAgentName::try_from(text.to_owned()).expect(text);
+            assert_eq!(agent.below(&place), expected);
+        }
+        for bad in [
+            "",
+            "p",
+            "projects/p",
+            "projects//locations/l",
+            "/projects/p/locations/l",
+        ] {
+            PlaceName::try_from(bad.to_owned()).expect_err(bad);
+        }
+        for bad in [
+            "",
+            "a b",
+            "..",
+            "a/b",
+            "projects/p/dataAgents/d",
+            "x/dataAgents/",
+        ] {
+            DataAgentName::try_from(bad.to_owned()).expect_err(bad);
+        }
+        let sources =
+            |text: &str| DataSources::try_from(serde_json::from_str::<Json>(text).expect("JSON"));
+        sources(r#"{"bq":{"tableReferences":[{"tableId":"keys"}]}}"#).expect("data sources");
+        for (bad, says) in [
+            ("7", "not a table"),
+            ("{}", "not a table"),
+            (
+                r#"{"looker":[{"oauth":{"accessToken":"x"}}]}"#,
+                "carries a credential",
+            ),
+        ] {
+            let why = sources(bad).expect_err(bad);
+            assert!(why.contains(says), "{bad}: {why}");
+        }
     }
 
     #[test]

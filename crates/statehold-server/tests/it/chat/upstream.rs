@@ -9,6 +9,7 @@ use statehold_agents::spec::{
     AgentBook, AgentKind, ChatMemory, ChatSessions, FinalAnswer, LlmSpec, ModelSpec, OpenaiSpec,
     RouterSpec, Routing, StateAccess, ToolServerSpec, ToolTransport,
 };
+use statehold_core::name::Name;
 use statehold_engine::{Engine, EngineOptions, MemoryKeys, SystemClock};
 use statehold_fakes::chat::{streamed, wants, word};
 use statehold_fakes::tools::{ToolServer, tool};
@@ -25,6 +26,33 @@ struct Upstream {
     ann: Who,
     runner: Runner,
     service: FakeService,
+}
+
+/// A server that runs its agents, with these answerers for contexts of callers.
+pub(super) async fn host(book: AgentBook, answerers: Vec<Name>) -> (Rig, Runner) {
+    let book = Arc::new(book);
+    let make = Arc::new(|| -> futures_util::future::BoxFuture<'static, _> {
+        Box::pin(Engine::start(
+            Arc::new(MemoryStore::new()),
+            Arc::new(MemoryKeys::default()),
+            Arc::new(SystemClock),
+            EngineOptions::default(),
+        ))
+    });
+    let scratch = Scratch::new(make, name("default"), Arc::clone(&book));
+    let rig = Rig::with(Setup {
+        server: ServerOptions {
+            agents: Arc::clone(&book).into(),
+            scratch: Some(Arc::new(scratch)),
+            answerers,
+            ..ServerOptions::default()
+        },
+        ..Setup::default()
+    })
+    .await;
+    let options = RunnerOptions::default();
+    let runner = Runner::start(rig.engine.clone(), name("default"), book, options).await;
+    (rig, runner.expect("agents work"))
 }
 
 impl Upstream {
@@ -97,32 +125,12 @@ impl Upstream {
     }
 
     async fn with(book: AgentBook, service: FakeService) -> Self {
-        let book = Arc::new(book);
-        let make = Arc::new(|| -> futures_util::future::BoxFuture<'static, _> {
-            Box::pin(Engine::start(
-                Arc::new(MemoryStore::new()),
-                Arc::new(MemoryKeys::default()),
-                Arc::new(SystemClock),
-                EngineOptions::default(),
-            ))
-        });
-        let scratch = Scratch::new(make, name("default"), Arc::clone(&book));
-        let rig = Rig::with(Setup {
-            server: ServerOptions {
-                agents: Arc::clone(&book).into(),
-                scratch: Some(Arc::new(scratch)),
-                ..ServerOptions::default()
-            },
-            ..Setup::default()
-        })
-        .await;
-        let options = RunnerOptions::default();
-        let runner = Runner::start(rig.engine.clone(), name("default"), book, options).await;
+        let (rig, runner) = host(book, Vec::new()).await;
         let ann = rig.client("ann").await;
         Self {
             rig,
             ann,
-            runner: runner.expect("agents work"),
+            runner,
             service,
         }
     }

@@ -5,7 +5,8 @@ mod refused;
 use std::collections::BTreeSet;
 
 use statehold_agents::spec::{
-    ChatMemory, ChatSessions, FinalAnswer, PhaseErrorPolicy, PhaseInput, Routing, SeenAnswers,
+    ChatMemory, ChatSessions, DataContext, FinalAnswer, PhaseErrorPolicy, PhaseInput, Routing,
+    SeenAnswers, ThinkingMode,
 };
 use statehold_server::ReloadMistake;
 
@@ -174,6 +175,68 @@ headers = { api-key = { env = "OPENAI_API_KEY" } }
             "agents.far.headers"
         ]
     );
+}
+
+#[test]
+fn an_analytics_agent_has_one_of_four_contexts() {
+    let declared = |lines: &str| {
+        let file = format!(
+            "[agents.data]\nkind = \"analytics\"\nbase_url = \"https://h/v1\"\n\
+             parent = \"projects/p/locations/l\"\n{lines}\n"
+        );
+        let book = book(&file);
+        let agent = Arc::clone(book.agent(&name("data")).expect("declared"));
+        assert_eq!(agent.sessions, ChatSessions::Auto);
+        agent
+    };
+    let analytics = |agent: &AgentSpec| match &agent.kind {
+        AgentKind::Analytics(spec) => Arc::clone(spec),
+        other => panic!("{other:?}"),
+    };
+    let agent = declared(
+        "data_agent = \"sales\"\nthinking = \"fast\"\ndata_key = \"temp:data\"\n\
+         credential_env = \"GPA_TOKEN\"\ntimeout_seconds = 7",
+    );
+    assert_eq!(agent.timeout, Duration::from_secs(7));
+    assert!(!agent.kind.needs_session());
+    // The default, written or not, is the same declaration.
+    let plain = declared("data_agent = \"sales\"");
+    let written = declared("data_agent = \"sales\"\ncontext = \"agent\"");
+    assert_eq!(plain.digest, written.digest);
+    assert_ne!(plain.digest, agent.digest);
+    let spec = analytics(&agent);
+    assert_eq!(spec.base_url, "https://h/v1");
+    assert_eq!(spec.parent, "projects/p/locations/l");
+    assert_eq!(spec.thinking, Some(ThinkingMode::Fast));
+    assert_eq!(spec.data_key, Some("temp:data".parse().expect("a key")));
+    assert!(spec.credential.is_some() && !format!("{spec:?}").contains("gpa-secret"));
+    let whole = "projects/p/locations/l/dataAgents/sales";
+    assert!(
+        matches!(&spec.context, DataContext::Agent { data_agent } if data_agent == whole),
+        "{spec:?}"
+    );
+    let agent = declared(&format!(
+        "context = \"conversation\"\ndata_agent = \"{whole}\""
+    ));
+    assert!(agent.kind.needs_session());
+    let spec = analytics(&agent);
+    assert!(
+        matches!(&spec.context, DataContext::Conversation { data_agent } if data_agent == whole),
+        "{spec:?}"
+    );
+    let inline = "instructions = \"In euros.\"\n[agents.data.data_sources.bq]\n\
+                  tableReferences = [{ projectId = \"p\", since = 2026-01-01 }]";
+    let sources = json!({"bq": {"tableReferences": [{"projectId": "p", "since": "2026-01-01"}]}});
+    for word in ["inline", "client_managed"] {
+        let spec = analytics(&declared(&format!("context = \"{word}\"\n{inline}")));
+        let data = match &spec.context {
+            DataContext::Inline(data) if word == "inline" => data,
+            DataContext::ClientManaged(data) if word == "client_managed" => data,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(data.instructions.as_deref(), Some("In euros."));
+        assert_eq!(data.data_sources, sources);
+    }
 }
 
 #[test]

@@ -109,6 +109,102 @@ fn what_a_kind_needs_must_be_there() {
 }
 
 #[test]
+fn the_settings_of_an_analytics_agent_fit_its_context() {
+    let agent = |lines: &str| {
+        let file = format!(
+            "[agents.a]\nkind = \"analytics\"\nbase_url = \"https://h/v1\"\n\
+             parent = \"projects/p/locations/l\"\n{lines}\n"
+        );
+        TestPlace::new(&file, &[])
+    };
+    mistaken(
+        &TestPlace::new(
+            "[agents.a]\nkind = \"analytics\"\nbase_url = \"https://h/v1\"\ndata_agent = \"d\"\n",
+            &[],
+        ),
+        "agents.a.parent",
+        &["is missing", "projects/PROJECT/locations/LOCATION"],
+    );
+    mistaken(
+        &TestPlace::new(
+            "[agents.a]\nkind = \"analytics\"\nparent = \"projects/p/locations/l\"\ndata_agent = \"d\"\n",
+            &[],
+        ),
+        "agents.a.base_url",
+        &["is missing", "without /projects"],
+    );
+    mistaken(
+        &TestPlace::new(
+            "[agents.a]\nkind = \"analytics\"\nbase_url = \"https://h/v1/projects/p/locations/l\"\n\
+             parent = \"projects/p/locations/l\"\ndata_agent = \"d\"\n",
+            &[],
+        ),
+        "agents.a.base_url",
+        &["come from `parent`"],
+    );
+    for context in ["", "context = \"conversation\"\n"] {
+        mistaken(
+            &agent(context),
+            "agents.a.data_agent",
+            &["is missing", "its whole name"],
+        );
+        mistaken(
+            &agent(&format!(
+                "{context}data_agent = \"d\"\ninstructions = \"x\""
+            )),
+            "agents.a.instructions",
+            &["is not for context", "leave it out"],
+        );
+        mistaken(
+            &agent(&format!(
+                "{context}data_agent = \"d\"\ndata_sources = {{ bq = {{}} }}"
+            )),
+            "agents.a.data_sources",
+            &["is not for context", "client_managed"],
+        );
+    }
+    for context in ["inline", "client_managed"] {
+        let context = format!("context = \"{context}\"\n");
+        mistaken(
+            &agent(&context),
+            "agents.a.data_sources",
+            &["is missing", "tableReferences"],
+        );
+        mistaken(
+            &agent(&format!(
+                "{context}data_sources = {{ bq = {{}} }}\ndata_agent = \"d\""
+            )),
+            "agents.a.data_agent",
+            &["is not for context", "context = \"agent\""],
+        );
+    }
+    mistaken(
+        &agent("data_agent = \"d\"\ndata_key = \"k\"\noutput_key = \"k\""),
+        "agents.a.data_key",
+        &["is the same as `agents.a.output_key`"],
+    );
+    mistaken(
+        &agent("data_agent = \"d\"\nexport = [\"k\"]"),
+        "agents.a.export",
+        &["is not for agents of kind analytics"],
+    );
+    let lines = |lines: &str| format!("[agents.a]\nkind = \"analytics\"\n{lines}\n");
+    for (bad, says) in [
+        ("context = \"stateless\"", "conversation"),
+        ("parent = \"p\"", "projects/PROJECT/locations/LOCATION"),
+        ("data_agent = \"a b\"", "dataAgents/ID"),
+        ("thinking = \"slow\"", "fast"),
+        ("data_key = \"app:k\"", "a key of the app"),
+        (
+            "data_sources = { looker = { accessToken = \"zz\" } }",
+            "credential_env",
+        ),
+    ] {
+        refused(Some(&lines(bad)), &[], &["agents.a.", says]);
+    }
+}
+
+#[test]
 fn whatever_is_named_is_declared() {
     let router = |lines: &str| {
         let file = format!("[agents.a]\nkind = \"router\"\n{lines}\n[agents.b]\n[agents.c]\n");
