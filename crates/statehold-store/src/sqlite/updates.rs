@@ -16,7 +16,7 @@ use super::schema;
 use super::snapshot::Snapshot;
 use super::sql::{corrupt_or_unavailable, damaged, to_sql};
 use super::write::run;
-use crate::port::{SessionQuery, SessionSummary, StoreError};
+use crate::port::{SessionPlace, SessionQuery, SessionSummary, StoreError};
 
 /// How many rows of the log the table may lag behind.
 pub(super) const LAG_MAX: i64 = 256;
@@ -74,7 +74,7 @@ pub(super) fn sessions(
 }
 
 /// The conditions of a query on the columns of a table, and their parameters after the first.
-fn conditions(query: &SessionQuery, table: &str, place: [&str; 2]) -> (String, Vec<Value>) {
+fn conditions(query: &SessionQuery, table: &str) -> (String, Vec<Value>) {
     let mut conditions = vec![format!("{table}.tenant = ?2")];
     let mut values = vec![query.tenant.as_str().to_owned().into()];
     if let Some(app) = &query.app {
@@ -85,15 +85,6 @@ fn conditions(query: &SessionQuery, table: &str, place: [&str; 2]) -> (String, V
         values.push(user.as_uuid().as_bytes().to_vec().into());
         conditions.push(format!("{table}.user = ?{}", values.len() + 1));
     }
-    if let Some(after) = query.after {
-        values.push(after.updated_at.as_micros().into());
-        values.push(to_sql(after.number).into());
-        let (at, number) = (values.len(), values.len() + 1);
-        let [updated_at, session] = place;
-        conditions.push(format!(
-            "({table}.{updated_at}, {table}.{session}) < (?{at}, ?{number})"
-        ));
-    }
     (conditions.join(" AND "), values)
 }
 
@@ -103,15 +94,17 @@ fn changed(
     query: &SessionQuery,
     until: i64,
 ) -> Result<Vec<SessionSummary>, StoreError> {
-    let (conditions, values) = conditions(query, "session", ["last_at", "pk"]);
+    let (conditions, values) = conditions(query, "session");
     let sql = format!(
         "SELECT {SUMMARY_COLUMNS} FROM session NOT INDEXED
          WHERE pk IN (SELECT session FROM log WHERE id > ?1) AND listed = 1 AND {conditions}"
     );
     let values = std::iter::once(until.into()).chain(values);
-    from.list(&sql, params_from_iter(values), usize::MAX, |row| {
+    let mut changed = from.list(&sql, params_from_iter(values), usize::MAX, |row| {
         Ok(SummaryRow::read(row)?.into_summary()?)
-    })
+    })?;
+    changed.retain(|summary| query.after.is_none_or(|after| summary.list_place() < after));
+    Ok(changed)
 }
 
 /// Puts the sessions that did not change between those that did, and reads no more than the page needs.
@@ -126,38 +119,62 @@ fn merged(
         (Some(_), None) => "session_update_by_app",
         (None, None) => "session_update_by_tenant",
     };
-    let (conditions, values) = conditions(query, "session_update", ["at", "session"]);
-    let sql = format!(
-        "SELECT {SUMMARY_COLUMNS}, session_update.at FROM session_update INDEXED BY {by}
-         CROSS JOIN session ON session.pk = session_update.session
-         WHERE {conditions} AND session_update.session NOT IN (SELECT session FROM log WHERE id > ?1)
-         ORDER BY session_update.at DESC, session_update.session DESC"
-    );
-    let values = std::iter::once(until.into()).chain(values);
+    let (conditions, values) = conditions(query, "session_update");
     let mut page = Vec::new();
-    from.visit(&sql, params_from_iter(values), |row| {
-        let summary = SummaryRow::read(row)?.into_summary()?;
-        let at: i64 = row.get(SUMMARY_WIDTH)?;
-        // The next page begins behind the time of the session, so the index must have the same.
-        if at != summary.updated_at.as_micros() {
-            return Err("the list has another time than the session".into());
+    for (behind, place) in ranges_behind(query.after, values.len() + 2) {
+        let sql = format!(
+            "SELECT {SUMMARY_COLUMNS}, session_update.at FROM session_update INDEXED BY {by}
+             CROSS JOIN session ON session.pk = session_update.session
+             WHERE {conditions} AND {behind}
+               AND session_update.session NOT IN (SELECT session FROM log WHERE id > ?1)
+             ORDER BY session_update.at DESC, session_update.session DESC"
+        );
+        let values = std::iter::once(until.into()).chain(values.clone());
+        from.visit(&sql, params_from_iter(values.chain(place)), |row| {
+            let summary = SummaryRow::read(row)?.into_summary()?;
+            let at: i64 = row.get(SUMMARY_WIDTH)?;
+            // The next page begins behind the time of the session, so the index must have the same.
+            if at != summary.updated_at.as_micros() {
+                return Err("the list has another time than the session".into());
+            }
+            let place = summary.list_place();
+            while page.len() < query.limit
+                && let Some(newer) = changed.next_if(|changed| changed.list_place() > place)
+            {
+                page.push(newer);
+            }
+            if page.len() < query.limit {
+                page.push(summary);
+            }
+            Ok(if page.len() < query.limit {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            })
+        })?;
+        if page.len() >= query.limit {
+            break;
         }
-        let place = summary.list_place();
-        while page.len() < query.limit
-            && let Some(newer) = changed.next_if(|changed| changed.list_place() > place)
-        {
-            page.push(newer);
-        }
-        if page.len() < query.limit {
-            page.push(summary);
-        }
-        Ok(if page.len() < query.limit {
-            ControlFlow::Continue(())
-        } else {
-            ControlFlow::Break(())
-        })
-    })?;
+    }
     let left = query.limit.saturating_sub(page.len());
     page.extend(changed.take(left));
     Ok(page)
+}
+
+/// The parts of the order behind a place, each a range of the index, with their parameters from number `first` on.
+/// A comparison of both columns at once would walk over every session with the same time.
+fn ranges_behind(after: Option<SessionPlace>, first: usize) -> Vec<(String, Vec<Value>)> {
+    let Some(after) = after else {
+        return vec![("true".to_owned(), Vec::new())];
+    };
+    let at: Value = after.updated_at.as_micros().into();
+    let number: Value = to_sql(after.number).into();
+    let second = first + 1;
+    vec![
+        (
+            format!("session_update.at = ?{first} AND session_update.session < ?{second}"),
+            vec![at.clone(), number],
+        ),
+        (format!("session_update.at < ?{first}"), vec![at]),
+    ]
 }

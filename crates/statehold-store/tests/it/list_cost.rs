@@ -139,12 +139,13 @@ fn a_page_costs_the_same_at_both_ends(at: &str) {
     });
 }
 
-/// The place before the last sessions of a list.
+/// The place before the last of the copied sessions in a list.
 fn place_of(directory: &Path, order: &str) -> SessionPlace {
     let conn = Connection::open(directory.join(FILE_NAME)).expect("it opens");
+    let copied = format!("listed = 1 AND pk BETWEEN 1000 AND 1000 + {SESSIONS}");
     let sql = format!(
-        "SELECT last_at, pk FROM session WHERE listed = 1 ORDER BY {order}
-         LIMIT 1 OFFSET (SELECT count(*) - 100 FROM session WHERE listed = 1)"
+        "SELECT last_at, pk FROM session WHERE {copied} ORDER BY {order}
+         LIMIT 1 OFFSET (SELECT count(*) - 100 FROM session WHERE {copied})"
     );
     let found = conn.query_row(&sql, [], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?))
