@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
+use statehold_engine::EngineError;
 
 use crate::message::{AgentMessage, raw};
 use crate::runner::{AgentRun, ChildAnswer, StepExtras, StepKind, step_mismatch};
@@ -243,7 +244,11 @@ impl PipelineAgent {
     ) -> Result<(), TurnError> {
         if let Some(key) = self.temp_keys.get(agent) {
             let value = raw(&answer.text());
-            run.put_temp(vec![(key.clone(), Some(value))]).await?;
+            match run.put_temp(vec![(key.clone(), Some(value))]).await {
+                // The phase left it out, too.
+                Err(EngineError::StateInvalid { .. }) => {}
+                done => done?,
+            }
         }
         Ok(())
     }

@@ -28,6 +28,7 @@ use crate::guard::credentials::{Credential, Credentials};
 use crate::guard::policy::Policies;
 use crate::guard::sealed::SealedCalls;
 use crate::locks::{KeyedLocks, Lock};
+use crate::long_reads::LongReads;
 use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
 use crate::shares::Shares;
 use crate::swap::Swap;
@@ -115,6 +116,7 @@ pub(crate) struct Inner {
     /// Calls in flight by idempotency key, and turns by session.
     pub(crate) in_flight: KeyedLocks,
     pub(crate) merges: Merges,
+    pub(crate) long_reads: LongReads,
     /// How many answers are kept for idempotency keys, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
@@ -189,6 +191,7 @@ impl Engine {
             session_times: SessionTimes::default(),
             in_flight: KeyedLocks::default(),
             merges: Merges::default(),
+            long_reads: LongReads::default(),
             answers_kept,
             temps: Temps::default(),
             drafts: Arc::default(),

@@ -690,6 +690,17 @@ impl LeasedRequest {
         &self.path
     }
 
+    /// The revision of the newest rewind of the session; 0 if there is none. It stays as it is while the request
+    /// lives, because a rewind cancels live requests.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails.
+    pub async fn last_rewind(&self) -> Result<u64, EngineError> {
+        let store = &self.engine.inner().store;
+        Ok(store.last_rewind(self.ids.session).await?)
+    }
+
     /// The private states that were written on its path: by its memory of now, and by each open task.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ mod holds;
 mod keys;
 pub mod leased;
 mod locks;
+mod long_reads;
 mod open_hold;
 mod own_work;
 mod ports;

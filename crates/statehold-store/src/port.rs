@@ -233,6 +233,10 @@ pub trait Store: Send + Sync + 'static {
     /// The newest revision at or before this one that no rewind has taken back.
     async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError>;
 
+    /// The revision of the newest rewind of a session itself; 0 if there is none. Those that a fork inherited do not
+    /// count.
+    async fn last_rewind(&self, session: SessionId) -> Result<u64, StoreError>;
+
     /// A page of the records after revision `after`, in order, each verified against the chain.
     async fn records(
         &self,
@@ -668,6 +672,8 @@ pub struct KeyRange {
     /// The smallest text behind it.
     end: String,
     reverse: bool,
+    /// Only these keys of it, if given.
+    keys: Option<BTreeSet<StateKey>>,
 }
 
 impl Default for KeyRange {
@@ -683,21 +689,26 @@ impl KeyRange {
             begin: prefix.to_owned(),
             end: KeyPrefix::end(prefix),
             reverse: false,
+            keys: None,
         }
     }
 
-    /// One key.
-    pub fn only(key: &StateKey) -> Self {
+    /// Some keys.
+    pub fn of_keys(keys: impl IntoIterator<Item = StateKey>) -> Self {
+        let keys = keys.into_iter().collect();
         Self {
-            begin: key.as_str().to_owned(),
-            end: behind(key),
-            reverse: false,
+            keys: Some(keys),
+            ..Self::default()
         }
     }
 
     /// Whether no key can be in the range.
     pub fn is_empty(&self) -> bool {
-        self.begin >= self.end
+        self.begin >= self.end || self.keys.as_ref().is_some_and(BTreeSet::is_empty)
+    }
+
+    pub(crate) fn keys(&self) -> Option<&BTreeSet<StateKey>> {
+        self.keys.as_ref()
     }
 
     pub(crate) fn bounds(&self) -> (&str, &str) {

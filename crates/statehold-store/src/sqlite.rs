@@ -363,6 +363,7 @@ impl_store! {
             log::load_at(conn, session, revision);
         fn kept_revision(session: SessionId, revision: u64) of session -> u64 =
             memory::kept_revision(conn, session, revision);
+        fn last_rewind(session: SessionId) of session -> u64 = memory::last_rewind(conn, session);
         fn records_at(places: Vec<(SessionId, u64)>, bytes_max: u64) -> Vec<Option<StoredRecord>> =
             holds::records_at(conn, &places, bytes_max);
 

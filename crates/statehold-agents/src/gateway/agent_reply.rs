@@ -8,6 +8,7 @@ use statehold_core::limits::ITEM_ATTACHMENTS_MAX;
 use statehold_core::scope::StateKey;
 use statehold_engine::bodies::{AttachmentBody, Raw};
 
+use super::conversation_record::is_zero;
 use super::exchange::{StateNote, set_aside};
 use super::pause::RemotePause;
 use super::shared::{self, ExportedState, SharedContext};
@@ -24,6 +25,9 @@ pub(super) struct RemoteSession {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) session: Option<String>,
     pub(super) generation: u32,
+    /// The newest rewind of the local session when the agent's session began.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) rewind: u64,
 }
 
 /// Recorded reply of the agent.

@@ -138,7 +138,7 @@ impl ConversationService for AnalyticsAgent {
         new: NewConversation,
     ) -> BoxFuture<'static, Result<StartedConversation, TurnError>> {
         let data_agent = self.remote_agent().unwrap_or_default();
-        let seed = conversation_seed(run, new.generation, data_agent);
+        let seed = conversation_seed(run, new, data_agent);
         let client = self.client(run);
         Box::pin(async move {
             let created = client.create(&seed).await;
@@ -400,10 +400,11 @@ fn brought_message(message: &Raw) -> Raw {
 }
 
 /// The conversation of a session and a path: the same ids in every attempt to create it, so that it is created once.
-fn conversation_seed(run: &AgentRun, generation: u32, data_agent: &str) -> ConversationSeed {
+fn conversation_seed(run: &AgentRun, new: NewConversation, data_agent: &str) -> ConversationSeed {
     let (session, path) = (run.request.ids.session, run.request.path());
     let digest = |what: String| Digest::sha256(what.as_bytes()).to_string();
-    let id = digest(format!("{session} {path} {generation}"));
+    let (generation, rewind) = (new.generation, new.rewind);
+    let id = digest(format!("{session} {path} {generation} {rewind}"));
     let request = digest(format!("{id} {data_agent}"));
     // A UUID of version 4, by its form.
     let request_id = format!(

@@ -29,12 +29,24 @@ pub(super) struct ConversationRecord {
     /// The agent of the service that it is held with, if the service has several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) remote_agent: Option<String>,
+    /// The newest rewind of the session when it was created. A later rewind takes exchanges back that its service
+    /// would still know, so the next turn creates another one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) rewind: u64,
     /// It replaces a lost one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_another: bool,
     /// The service has not got the earlier exchanges yet, which its first message brings.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) needs_briefing: bool,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde calls"
+)]
+pub(super) fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The newest record of the conversation of this session and path, whichever task has it.

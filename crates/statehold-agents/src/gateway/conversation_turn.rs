@@ -56,6 +56,8 @@ pub(super) trait ConversationService: Sync {
 pub(super) struct NewConversation {
     /// Counts the conversations of the session and the path.
     pub(super) generation: u32,
+    /// The newest rewind of the session: the count may begin again behind it.
+    pub(super) rewind: u64,
     /// An earlier attempt has no known outcome.
     pub(super) may_exist: bool,
 }
@@ -92,6 +94,8 @@ pub(super) struct StartedConversation {
 pub(super) struct KnownConversation {
     pub(super) conversation: Option<String>,
     generation: u32,
+    /// The newest rewind of the session when it was created.
+    rewind: u64,
     /// An earlier attempt to create one has no known outcome.
     creation_unknown: bool,
     /// The service lost the conversation.
@@ -147,7 +151,9 @@ async fn create<S: ConversationService>(
 ) -> Result<KnownConversation, TurnError> {
     let (was_lost, needs_briefing) = (known.was_lost, known.needs_briefing);
     let generation = known.generation + u32::from(!known.creation_unknown);
+    let rewind = run.request.last_rewind().await?;
     let mut record = ConversationRecord {
+        rewind,
         gateway: S::GATEWAY.to_owned(),
         session: run.request.ids.session,
         generation,
@@ -161,6 +167,7 @@ async fn create<S: ConversationService>(
     }
     let new = NewConversation {
         generation,
+        rewind,
         may_exist: known.creation_unknown,
     };
     let creation = service.create(run, new);
@@ -180,6 +187,7 @@ async fn create<S: ConversationService>(
     Ok(KnownConversation {
         conversation: Some(created.conversation),
         generation: created.generation,
+        rewind,
         creation_unknown: false,
         was_lost: created.recreated,
         needs_briefing: created.needs_briefing,
@@ -194,14 +202,17 @@ async fn find<S: ConversationService>(
     let Some(known) = conversation_record::find_newest(run, S::GATEWAY).await? else {
         return Ok(KnownConversation::default());
     };
-    // A forked session creates its own conversation, because the original may have continued. A conversation
-    // with another remote agent ends when the declaration names a new one.
+    // A forked session creates its own conversation, because the original may have continued; so does one that was
+    // rewound, because its service knows what was taken back. A conversation with another remote agent ends when the
+    // declaration names a new one.
     let is_here = known.session == run.request.ids.session
+        && known.rewind == run.request.last_rewind().await?
         && known.remote_agent.as_deref() == service.remote_agent();
     let creation_unknown = is_here && known.conversation.is_none();
     let is_elsewhere = !is_here && known.conversation.is_some();
     Ok(KnownConversation {
         generation: known.generation,
+        rewind: known.rewind,
         creation_unknown,
         was_lost: creation_unknown && known.is_another,
         needs_briefing: is_elsewhere || is_here && known.needs_briefing,
@@ -222,6 +233,7 @@ impl KnownConversation {
             gateway: S::GATEWAY.to_owned(),
             session,
             generation: self.generation + 1,
+            rewind: self.rewind,
             conversation: Some(conversation.to_owned()),
             remote_agent: service.remote_agent().map(str::to_owned),
             is_another: false,

@@ -122,7 +122,7 @@ impl ConversationService for ConversationsAgent {
         run: &AgentRun,
         new: NewConversation,
     ) -> BoxFuture<'static, Result<StartedConversation, TurnError>> {
-        let title = title(run.request.ids.session, run.request.path(), new.generation);
+        let title = title(run.request.ids.session, run.request.path(), new);
         let (client, retries) = (self.client(run, 0), run.spec.retries);
         let key = call_headers::idempotency_key(run.request.ids, run.steps_taken(), "-begin");
         Box::pin(async move { create_once(&client, (&title, &key), new.may_exist, retries).await })
@@ -227,6 +227,10 @@ fn is_transient(error: &EndpointError) -> bool {
 }
 
 /// A title that is unique per session, path and conversation.
-fn title(session: SessionId, path: &AgentPath, generation: u32) -> String {
-    format!("Statehold {session} {path} {generation}")
+fn title(session: SessionId, path: &AgentPath, new: NewConversation) -> String {
+    let generation = new.generation;
+    match new.rewind {
+        0 => format!("Statehold {session} {path} {generation}"),
+        rewind => format!("Statehold {session} {path} {generation} {rewind}"),
+    }
 }

@@ -486,16 +486,22 @@ impl CallerHistory {
 }
 
 impl RemoteSession {
-    /// The session of the agent, and whether a new one has to be told of earlier exchanges: in a fork, or if the
-    /// client brought them along.
+    /// The session of the agent, and whether a new one has to be told of earlier exchanges: in a fork, after a
+    /// rewind, or if the client brought them along.
     async fn load(run: &AgentRun) -> Result<(Self, bool), TurnError> {
+        let rewind = run.request.last_rewind().await?;
         let known = conversation_record::find_newest(run, GATEWAY).await?;
         let Some(known) = known else {
             let is_brought = CallerHistory::of(run.input.data.as_ref()).is_some();
-            return Ok((Self::default(), is_brought));
+            let remote = Self {
+                rewind,
+                ..Self::default()
+            };
+            return Ok((remote, is_brought));
         };
-        let is_here = known.session == run.request.ids.session;
+        let is_here = known.session == run.request.ids.session && known.rewind == rewind;
         let remote = Self {
+            rewind,
             generation: known.generation,
             session: known.conversation.filter(|_| is_here),
         };
@@ -515,6 +521,7 @@ impl RemoteSession {
             (Some(answered), _) => Ok(Self {
                 session: Some(answered.to_owned()),
                 generation: self.generation + 1,
+                rewind: self.rewind,
             }),
         }
     }
@@ -525,6 +532,7 @@ impl RemoteSession {
             gateway: GATEWAY.to_owned(),
             session: here,
             generation: self.generation,
+            rewind: self.rewind,
             conversation: self.session.clone(),
             remote_agent: None,
             is_another: self.generation > 1,

@@ -1,11 +1,12 @@
 //! Execution of one request: its input, its recorded steps, and the operations of an agent. Recorded
 //! steps are replayed, not executed again.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 use statehold_core::command::Rejection;
 use statehold_core::digest::Digest;
 use statehold_core::hold::CallTarget;
@@ -433,11 +434,39 @@ impl AgentRun {
     }
 
     /// Commits the answer, together with the last step if that is not committed yet. A turn that waits for
-    /// the answer gets it when it is decided.
+    /// the answer gets it when it is decided. State values that cannot be merged, or do not fit the schema of their
+    /// key, are left out: the answer must not be lost with them.
     async fn commit_answer(
         &self,
         answer: &TurnAnswer,
         last: Option<&UncommittedStep>,
+    ) -> Result<(), EngineError> {
+        let mut left_out = BTreeMap::new();
+        loop {
+            let (key, note) = match self.commit_answer_without(answer, last, &left_out).await {
+                Err(EngineError::StateInvalid { key, errors }) => {
+                    let note = json!({"key": key, "errors": errors});
+                    (key, note)
+                }
+                Err(EngineError::Merge { key, source }) => {
+                    let note = json!({"key": key, "reason": source.to_string()});
+                    (key, note)
+                }
+                done => return done,
+            };
+            // Each key is left out once, so this ends.
+            let note = TraceNote::new("state_left_out", &note);
+            if left_out.insert(key.clone(), note).is_some() {
+                return Err(EngineError::Invalid(format!("`{key}` is refused twice")));
+            }
+        }
+    }
+
+    async fn commit_answer_without(
+        &self,
+        answer: &TurnAnswer,
+        last: Option<&UncommittedStep>,
+        left_out: &BTreeMap<StateKey, TraceNote>,
     ) -> Result<(), EngineError> {
         self.require_nothing_deferred();
         let mut batch = self.request.batch().await?;
@@ -448,7 +477,10 @@ impl AgentRun {
             batch.push(ItemKind::Note, None, &note.body());
         }
         let output = answer.message.put(batch.payloads());
-        let temp = self.put_state(answer, &mut batch);
+        for note in left_out.values() {
+            batch.push(ItemKind::Note, None, &note.body());
+        }
+        let temp = self.put_state(answer, left_out, &mut batch);
         if !temp.is_empty() {
             // A turn that reads them begins when this end is decided, so they are there before.
             self.put_temp(temp).await?;
@@ -471,24 +503,19 @@ impl AgentRun {
         self.request.complete_with(output, batch, how).await
     }
 
-    /// Adds the state values of an answer to its commit, and returns the `temp:` values. A value that does not fit
-    /// the schema of its key is left out, and the trace says so: the answer must not be lost with it.
+    /// Adds the state values of an answer to its commit, and returns the `temp:` values.
     fn put_state(
         &self,
         answer: &TurnAnswer,
+        left_out: &BTreeMap<StateKey, TraceNote>,
         batch: &mut WriteBatch,
     ) -> Vec<(StateKey, Option<Raw>)> {
         let own = self.spec.output_key.clone();
         let own = own.map(|key| (key, raw(&answer.message.text())));
-        let policies = self.engine.policies();
         let mut temp = Vec::new();
-        for (key, value) in answer.state.iter().chain(&own) {
-            let errors = policies.state.errors(key, value.get().as_bytes());
-            if !errors.is_empty() {
-                let note = serde_json::json!({"key": key, "errors": errors});
-                let note = TraceNote::new("state_left_out", &note);
-                batch.push(ItemKind::Note, None, &note.body());
-            } else if key.scope() == Scope::Temp {
+        let values = answer.state.iter().chain(&own);
+        for (key, value) in values.filter(|(key, _)| !left_out.contains_key(key)) {
+            if key.scope() == Scope::Temp {
                 temp.push((key.clone(), Some(value.clone())));
             } else {
                 batch.merge_state(key.clone(), value);

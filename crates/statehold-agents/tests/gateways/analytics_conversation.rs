@@ -16,7 +16,7 @@ use statehold_fakes::analytics::{
 };
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked, send};
 
-use crate::briefing::briefed;
+use crate::briefing::{briefed, require_kept_only, rewound_talk};
 use crate::lost::{MOMENTS, calls, lost_at};
 use crate::rig::{Outcome, Rig, book, router};
 use crate::world::{analytics, annotations_of, answer_of, in_conversation, with_agent};
@@ -362,6 +362,22 @@ async fn another_data_agent_gets_a_conversation_of_its_own_and_a_briefing() -> O
     assert!(all[1].agent.ends_with("/stock"));
     let (earlier, said) = briefed(&all[1].messages[0]);
     assert_eq!((earlier.len(), said), (2, "two"));
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_conversation_does_not_know_what_a_rewind_took_back() -> Outcome {
+    let (service, server) = counting().await;
+    let data = analytics("data", &server, in_conversation());
+    let rig = Rig::new(vec![Arc::new(data)]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("data").await;
+    rewound_talk(&rig, session, "data").await;
+    let all = locked(&service.all).clone();
+    let all: Vec<_> = all.into_iter().map(|one| one.messages).collect();
+    require_kept_only(&all);
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

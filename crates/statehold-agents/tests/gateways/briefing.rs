@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use statehold_agents::spec::ChatMemory;
-use statehold_engine::testing;
+use statehold_core::ids::SessionId;
+use statehold_engine::api::session::RewindInput;
+use statehold_engine::{api, testing};
 use statehold_fakes::chat::streamed;
 use statehold_fakes::conversations::Conversations;
 use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest, locked};
@@ -137,6 +139,98 @@ async fn an_agent_that_stores_sessions_is_briefed_in_a_fork_and_of_messages_from
         assert_eq!(said, "who am I?");
     }
     assert_eq!(said[3..], ["and now?", "and now?"]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// Takes a session back to a revision.
+pub(crate) async fn rewind(rig: &Rig, session: SessionId, to: u64) {
+    let (call, input) = (rig.call(), RewindInput { to });
+    let rewound = api::session::rewind(&rig.engine, &call, session, &input).await;
+    rewound.expect("it is rewound");
+}
+
+async fn revision(rig: &Rig, session: SessionId) -> u64 {
+    let found = rig.engine.session(&rig.local, session).await;
+    found.expect("a session").revision
+}
+
+/// Says alpha and beta, takes beta back, says gamma, takes everything back, and says delta.
+pub(crate) async fn rewound_talk(rig: &Rig, session: SessionId, agent: &str) {
+    rig.turn(session, agent, "alpha").await;
+    let after_alpha = revision(rig, session).await;
+    rig.turn(session, agent, "beta").await;
+    rewind(rig, session, after_alpha).await;
+    rig.turn(session, agent, "gamma").await;
+    rig.turn(session, agent, "more").await;
+    rewind(rig, session, 1).await;
+    rig.turn(session, agent, "delta").await;
+}
+
+/// Requires that each conversation has what was kept, and nothing that was taken back.
+#[track_caller]
+pub(crate) fn require_kept_only(conversations: &[Vec<String>]) {
+    let [first, second, third] = conversations else {
+        panic!("three conversations, not {conversations:?}");
+    };
+    assert_eq!(first, &["alpha", "beta"]);
+    let (earlier, said) = briefed(&second[0]);
+    assert_eq!(
+        (earlier.len(), &earlier[0]["content"]),
+        (2, &json!("alpha"))
+    );
+    assert_eq!((said, second[1].as_str()), ("gamma", "more"));
+    assert_eq!(third, &["delta"]);
+}
+
+#[tokio::test]
+async fn a_conversation_service_does_not_know_what_a_rewind_took_back() -> Outcome {
+    let (service, server) = service().await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    rewound_talk(&rig, session, "ums").await;
+    let all = locked(&service.all).clone();
+    let all: Vec<_> = all.into_iter().map(|one| one.messages).collect();
+    require_kept_only(&all);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_stores_sessions_does_not_know_what_a_rewind_took_back() -> Outcome {
+    let made = std::sync::atomic::AtomicU64::new(0);
+    let server = FakeService::start(move |seen| {
+        let session = seen.header("x-statehold-session").expect("a session");
+        let session = match session {
+            "new" => {
+                let number = made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                format!("ses_{number}")
+            }
+            known => known.to_owned(),
+        };
+        streamed("heard").with_header("x-statehold-session", &session)
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Track))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    rewound_talk(&rig, session, "far").await;
+    let said = server.seen();
+    let said = said.iter().map(|seen| {
+        let session = seen.header("x-statehold-session").unwrap_or_default();
+        (session.to_owned(), seen.said())
+    });
+    let mut all: Vec<Vec<String>> = Vec::new();
+    for (session, said) in said {
+        match all.last_mut() {
+            Some(last) if session != "new" => last.push(said),
+            _ => all.push(vec![said]),
+        }
+    }
+    require_kept_only(&all);
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -137,6 +137,7 @@ store_of_disk! {
     fn load(session: SessionId) -> Option<SessionState>;
     fn load_at(session: SessionId, revision: u64) -> Option<SessionState>;
     fn kept_revision(session: SessionId, revision: u64) -> u64;
+    fn last_rewind(session: SessionId) -> u64;
     fn records(session: SessionId, after: u64, limit: PageLimit) -> Vec<StoredRecord>;
     fn chain(session: SessionId, after: u64, limit: PageLimit) -> Vec<Record>;
     fn items(session: SessionId, query: ItemQuery) -> (Vec<StoredItem>, Option<u64>);

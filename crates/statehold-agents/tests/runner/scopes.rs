@@ -405,6 +405,51 @@ async fn agents_write_by_the_rules_of_their_keys() -> Outcome {
 }
 
 #[tokio::test]
+async fn an_answer_is_not_lost_with_a_value_that_its_rule_refuses() -> Outcome {
+    let append = Some(MergePolicy::Append);
+    let long = Schema::new(r#"{"maxItems": 1}"#).expect("a schema");
+    let cases = [
+        // A text cannot be appended to a list.
+        (append, None, json!([1])),
+        // The text fits; a merged list of two does not.
+        (
+            None,
+            Some(Arc::new(
+                Schema::new(r#"{"type": "array"}"#).expect("a schema"),
+            )),
+            json!([1]),
+        ),
+        (append, Some(Arc::new(long)), json!([1])),
+    ];
+    for (merge, schema, before) in cases {
+        let keys: StateKeyPattern = "said".parse().expect("keys");
+        let policies = Policies {
+            state: [(keys, StateRule { merge, schema })].into_iter().collect(),
+            ..Policies::default()
+        };
+        let model = ScriptedModel::start([text("one")]).await;
+        let mut spec = llm("assistant", "Count.");
+        spec.output_key = Some(key("said"));
+        let rig = Rig::with(book_of(&model, vec![spec]), policies).await;
+        let runner = rig.runner().await;
+        let session = rig.session("assistant").await;
+        write(&rig, session, json!({"said": before})).await;
+        let request = rig.ask(session, "assistant", "Go").await;
+        let ended = rig.ended(request).await;
+        completed(&ended);
+        assert_eq!(value(&rig, session, "said").await, Some(before));
+        let page = (None, PageLimit::entries(100));
+        let trace = api::session::trace(&rig.engine, &rig.local, session, page).await;
+        let trace = trace.expect("a trace").0.messages;
+        let is_note = |item: &api::item::ItemView| item.name.as_deref() == Some("state_left_out");
+        assert!(trace.iter().any(is_note), "{trace:?}");
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_answer_merges_by_the_rule_of_its_output_key() -> Outcome {
     let keys: StateKeyPattern = "user:said".parse().expect("keys");
     let merge = Some(MergePolicy::KeepFirst);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
-use std::sync::Arc;
 
 use super::draft::{Draft, require_limit};
 use crate::command::{Fenced, Rejection, StateAppend, StatePatch};
@@ -114,21 +113,26 @@ fn delete_prefixes(
 ) -> Result<(), Rejection> {
     let mut bytes = 0;
     let set: BTreeSet<&StateKey> = patch.set.iter().map(|set| &set.key).collect();
+    // All are found before the first is removed: removing copies the keys while they are borrowed.
+    let mut removed = BTreeSet::new();
     for prefix in &patch.delete_prefix {
-        let keys = Arc::clone(&draft.state.keys);
         let begin = (Bound::Included(prefix.as_str()), Bound::Unbounded);
-        let keys = keys.range::<str, _>(begin).map(|(key, _)| key);
+        let keys = draft.state.keys.range::<str, _>(begin);
+        let keys = keys.map(|(key, _)| key);
         let keys = keys.take_while(|key| key.as_str().starts_with(prefix.as_str()));
         for key in keys.filter(|key| !set.contains(key)) {
+            // A key counts for each prefix that it has, so that the work is bounded too.
             bytes += key.as_str().len();
             require_limit(
                 "bytes of the keys that one call removes by prefix",
                 bytes,
                 limits::REMOVED_KEY_BYTES_MAX,
             )?;
-            let key = key.clone();
-            draft.emit(Event::StateDeleted { key, request });
+            removed.insert(key.clone());
         }
+    }
+    for key in removed {
+        draft.emit(Event::StateDeleted { key, request });
     }
     Ok(())
 }

@@ -29,6 +29,7 @@ use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act, require_decider_role};
+use crate::holds::HoldDetail;
 
 pub use read::{
     EventQuery, EventView, SessionHistory, find, list, read, user_state, values_before,
@@ -99,21 +100,38 @@ pub fn require_deleter(caller: &Caller) -> Result<(), EngineError> {
     rights::require_role(caller, &Act::ManageSession)
 }
 
-/// Creates a session with state in which unknown prefixes are part of the keys; `temp:` keys are dropped.
+/// Creates a session with events, and with state in which unknown prefixes are part of the keys; `temp:` keys are
+/// dropped. If an event is refused, no session is left. A repeat under an idempotency key appends nothing again.
 ///
 /// # Errors
 ///
-/// If the caller may not, the input is malformed, or the name is taken.
+/// If the caller may not, the input or an event is malformed, or the name is taken.
 pub async fn create(
     engine: &Engine,
     call: &Call,
     input: SessionInput,
-    state: BTreeMap<String, Raw>,
+    (state, events): (BTreeMap<String, Raw>, Vec<EventInput>),
 ) -> Result<Receipt<SessionView>, EngineError> {
-    session::create_with(engine, call, &input, |payloads| {
-        state_patch(state, payloads)
-    })
-    .await
+    let (own, call) = (engine.clone(), call.clone());
+    let create = async move {
+        let made =
+            session::create_with(&own, &call, &input, |payloads| state_patch(state, payloads));
+        let created = made.await?;
+        if created.replayed {
+            return Ok(created);
+        }
+        let session = created.view.id;
+        let call = Call::by(call.caller);
+        for event in events {
+            if let Err(error) = append(&own, &call, session, event).await {
+                // The caller hears of no session, so none is left.
+                session::delete(&own, &call, session).await?;
+                return Err(error);
+            }
+        }
+        Ok(created)
+    };
+    engine.run_to_end(create).await
 }
 
 /// Appends an event. The same event again changes nothing, and gets the answer of the first time.
@@ -165,7 +183,8 @@ async fn append_behind(
 }
 
 /// Decides the holds that an event answers, and appends the event behind the events that asked. A repeat decides
-/// nothing again. A refused decision appends nothing.
+/// nothing again. An event that would be refused, or a hold that the caller may not decide, is refused before the
+/// first decision; several holds are decided one after the other.
 ///
 /// # Errors
 ///
@@ -181,6 +200,11 @@ pub async fn answer(
     let (write, _) = SessionWrite::authorised(engine, call, session, &Act::Record).await?;
     require_decider_role(&call.caller)?;
     require_event(&event)?;
+    if let Some(key) = call.key
+        && let Some(kept) = engine.kept_answer(key).await?
+    {
+        return kept.parse();
+    }
     let recorder = EventRecorder {
         write,
         asked: Vec::new(),
@@ -189,17 +213,27 @@ pub async fn answer(
     if let repeat::Lookup::Repeated(receipt) = recorder.repeated().await? {
         return Ok(receipt);
     }
-    let mut call = Call {
+    recorder.require_writable_state().await?;
+    let mut holds: Vec<HoldDetail> = Vec::new();
+    for answer in &answers {
+        let shown = engine.hold_in(memory, &call.caller, answer.hold).await?;
+        if shown.session.id != session {
+            return Err(EngineError::NotFound);
+        }
+        if holds.iter().any(|known| known.hold.id == answer.hold) {
+            let detail = "an event answers each request for a confirmation once";
+            return Err(EngineError::invalid("event", detail));
+        }
+        hold::require_decider(shown.why_not.as_ref(), shown.closed.is_some())?;
+        holds.push(shown);
+    }
+    let mut deciding = Call {
         key: None,
         ..call.clone()
     };
     // The key of a decision outlives a crash between the decision and the event.
     let key = format!("event {}", event.id);
-    for answer in answers {
-        let shown = engine.hold_in(memory, &call.caller, answer.hold).await?;
-        if shown.session.id != session {
-            return Err(EngineError::NotFound);
-        }
+    for (answer, shown) in answers.into_iter().zip(&holds) {
         let decision = if answer.is_confirmed {
             DecisionKind::Approve
         } else {
@@ -213,10 +247,14 @@ pub async fn answer(
             comment: None,
             reason: None,
         };
-        hold::decide_shown(engine, &call, Some(&key), &shown, input).await?;
+        hold::decide_shown(engine, &deciding, Some(&key), shown, input).await?;
         // The first decision was made on the revision that the caller knew; the rest follows from it.
-        call.if_revision = None;
+        deciding.if_revision = None;
     }
+    let call = Call {
+        if_revision: None,
+        ..call.clone()
+    };
     append_behind(engine, &call, session, asked, event).await
 }
 
@@ -252,6 +290,15 @@ struct EventRecorder<'a> {
 }
 
 impl EventRecorder<'_> {
+    /// Refuses an event whose state the caller may not write, or that does not fit its schemas.
+    async fn require_writable_state(&self) -> Result<(), EngineError> {
+        let mut payloads = self.write.payloads.clone();
+        let state = state_patch(self.event.state.clone(), &mut payloads)?;
+        rights::require_scopes(&self.write.call.caller, &state)?;
+        let engine = self.write.engine;
+        engine.require_patch_fits(&state, &payloads).await
+    }
+
     /// Commits the event as the request with this id.
     async fn commit(
         &self,

@@ -36,6 +36,7 @@ use crate::read::Page;
 
 pub use action::ActionView;
 pub use confirmation::confirmation_text;
+pub(crate) use decide::require_decider;
 pub use decide::{decide, decide_shown, resume};
 pub use decision_input::{DecisionInput, ResumeInput, TurnDecision};
 pub use evidence::{EvidenceView, ToolRunView};

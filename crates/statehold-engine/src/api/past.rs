@@ -39,6 +39,7 @@ pub async fn state(
         after,
         limit,
     };
+    let _turn = engine.long_read(caller).await?;
     let page = engine.inner().store.past_state(session, query).await?;
     Ok(StateView::of(&StateQuery::default(), page, at))
 }

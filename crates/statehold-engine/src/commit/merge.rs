@@ -178,8 +178,17 @@ impl Engine {
         }
     }
 
+    /// Refuses a command whatever its values are, for a caller with the right to it.
+    pub(super) async fn require_without_state_values(
+        &self,
+        submission: &Submission<'_>,
+    ) -> Result<(), EngineError> {
+        let owner = self.owner_to_merge_for(submission).await?;
+        self.require_without_merges(&owner, submission).await
+    }
+
     /// Refuses a command whatever its values merge to: a fence, a revision, a version or a request that
-    /// does not fit is reported before a value that cannot be merged.
+    /// does not fit is reported before a value that cannot be merged or does not fit its schema.
     async fn require_without_merges(
         &self,
         owner: &Owner,

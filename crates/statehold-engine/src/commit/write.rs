@@ -191,8 +191,11 @@ impl<'a> SessionWrite<'a> {
                     ));
                 }
             }
-            if let Some(patch) = command.state() {
-                engine.require_patch_fits(patch, &self.payloads).await?;
+            if let Some(patch) = command.state()
+                && let Err(error) = engine.require_patch_fits(patch, &self.payloads).await
+            {
+                engine.require_without_state_values(&submission).await?;
+                return Err(error);
             }
             if first.is_none() && merge::merges(command) {
                 return Box::pin(engine.attempt_merged(&submission)).await;
@@ -213,7 +216,9 @@ impl<'a> SessionWrite<'a> {
         view: impl Fn(&DecidedCommit<'_>) -> Option<V> + Send + Sync,
     ) -> Result<Receipt<V>, EngineError> {
         let (inner, session) = (self.engine.inner(), self.session);
-        inner.new_mailbox(session).begin_with(origin).await;
+        // Held until the commit: nobody else knows the mailbox, so it would count as idle.
+        let mailbox = inner.new_mailbox(session);
+        mailbox.begin_with(origin).await;
         let receipt = self.commit(&Command::Fork { session }, view).await;
         // A repeat is answered with the fork that the first call made: there is no session with this id.
         if receipt.as_ref().map_or(true, |receipt| receipt.replayed) {

@@ -256,7 +256,7 @@ fn require_reach(caller: &Caller, state: &SessionState, act: &Act) -> Result<(),
 }
 
 /// Every user of the app reads `app:` values, so only an admin writes them.
-fn require_scopes(caller: &Caller, patch: &StatePatch) -> Result<(), EngineError> {
+pub(crate) fn require_scopes(caller: &Caller, patch: &StatePatch) -> Result<(), EngineError> {
     let mut keys = patch.set.iter().map(|set| &set.key).chain(&patch.delete);
     let writes_app = keys.any(|key| key.scope() == Scope::App);
     if writes_app && !caller.has(Role::Admin) {

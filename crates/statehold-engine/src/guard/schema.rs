@@ -33,19 +33,20 @@ pub struct FieldError {
 
 impl FieldError {
     pub(crate) fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        let mut message: String = message.into();
-        if message.len() > MESSAGE_BYTES_MAX {
-            let end = (0..=MESSAGE_BYTES_MAX)
-                .rev()
-                .find(|at| message.is_char_boundary(*at));
-            message.truncate(end.unwrap_or(0));
-            message.push('…');
-        }
         Self {
-            path: path.into(),
-            message,
+            path: cut(path.into()),
+            message: cut(message.into()),
         }
     }
+}
+
+/// Shortens a text of an error: names and values of callers are in it.
+fn cut(mut text: String) -> String {
+    if text.len() > MESSAGE_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(MESSAGE_BYTES_MAX));
+        text.push('…');
+    }
+    text
 }
 
 /// A compiled schema.
@@ -93,7 +94,14 @@ impl Schema {
         }
     }
 
-    /// Validation errors of a value, up to a limit.
+    /// The first validation error of a value. Unlike all of them, it needs no memory for each part of the value.
+    pub fn first_error(&self, value: &Value) -> Option<FieldError> {
+        let error = self.validator.validate(value).err()?;
+        let path = error.instance_path().to_string();
+        Some(FieldError::new(path, error.to_string()))
+    }
+
+    /// Validation errors of a value, up to a limit. For short values: the validator finds all of them first.
     pub fn errors(&self, value: &Value) -> Vec<FieldError> {
         // Most values are valid, and `is_valid` is faster than collecting errors.
         if self.validator.is_valid(value) {

@@ -1,5 +1,5 @@
 //! Rules of state keys, set by an operator: how a write merges that names no policy, and the schema that values
-//! must fit. They hold for every surface, so no key escapes its schema by the route that writes it.
+//! must fit. Schemas hold for every surface, so no key escapes its schema by the route that writes it.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -18,6 +18,9 @@ use crate::guard::schema::{FieldError, Schema};
 
 /// Up to this size a validation takes less time than handing it to another thread.
 const INLINE_BYTES_MAX: usize = 64 * 1024;
+
+/// Up to this size all errors of a value are reported, and the first one of a longer value.
+const ALL_ERRORS_BYTES_MAX: usize = 16 * 1024;
 
 /// The keys that a rule is about: one, as in `user:visits`, or all that begin with a text, as in `user:*`. `*` alone
 /// means every session key.
@@ -113,8 +116,14 @@ impl StateRules {
             return Vec::new();
         };
         match serde_json::from_slice::<Value>(value) {
-            Ok(value) => schema.errors(&value),
-            Err(_) => vec![FieldError::new("", "is not JSON")],
+            Ok(parsed) if value.len() > ALL_ERRORS_BYTES_MAX => {
+                schema.first_error(&parsed).into_iter().collect()
+            }
+            Ok(parsed) => schema.errors(&parsed),
+            Err(_) => {
+                let what = "has a number that cannot be validated; send it as a text";
+                vec![FieldError::new("", what)]
+            }
         }
     }
 

@@ -412,6 +412,9 @@ impl Store for GatedStore {
     async fn kept_revision(&self, session: SessionId, revision: u64) -> Result<u64, StoreError> {
         self.asked().kept_revision(session, revision).await
     }
+    async fn last_rewind(&self, session: SessionId) -> Result<u64, StoreError> {
+        self.asked().last_rewind(session).await
+    }
     async fn memory(
         &self,
         session: SessionId,

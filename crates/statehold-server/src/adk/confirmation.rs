@@ -46,8 +46,14 @@ pub(super) fn confirmation(hold: &HoldView) -> Raw {
     }))
 }
 
-/// The same event, to be stored before the one that answers it.
+/// The same event, to be stored before the one that answers it. It has the title in place of the action: every reader
+/// of the session reads it later, and few of them may see the action.
 pub(super) fn asked_event(hold: &HoldView) -> EventInput {
+    let hold = &HoldView {
+        action: None,
+        execution_key: None,
+        ..hold.clone()
+    };
     EventInput {
         id: hold.id.to_string(),
         invocation: hold.request_id.to_string(),

@@ -194,17 +194,9 @@ async fn create_named(context: &CallContext, id: &str, body: AsWritten<SessionIn
     };
     let call = context.call(&body.bytes);
     let state = body.value.state.unwrap_or_default();
-    let created = event::create(engine, &call, input, state).await;
+    let created = event::create(engine, &call, input, (state, first)).await;
     let created = created.map_err(|error| path.problem(error))?;
     let session = created.view.id;
-    let call = Call::by(context.caller.clone());
-    for input in first {
-        if let Err(error) = event::append(engine, &call, session, input).await {
-            // The caller hears of no session, so that none is left.
-            sessions::delete(engine, &call, session).await.ok();
-            return Err(path.problem(error));
-        }
-    }
     path.show(session, EventQuery::default(), BTreeMap::new())
         .await
 }

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use crate::rest::{act, claim, start};
 use crate::rig::{Answer, Rig, Who, text};
 
 const ANN: &str = "/apps/shop/users/ann/sessions";
@@ -429,4 +430,105 @@ async fn lists_come_in_pages_and_long_bodies_are_refused() {
         assert!(answer.ok(422)["detail"].is_array(), "{}", answer.text());
     }
     rig.stop().await;
+}
+
+/// A session of Ann with an open approval for an action that she may not see. Returns the hold.
+async fn held(rig: &Rig, ann: &Who, id: &str) -> Value {
+    let worker = rig.key(&["worker"]).await;
+    create(ann, id, &json!({})).await;
+    let session = native(ann, id).await;
+    start(ann, &session, "payer", "pay").await;
+    let request = claim(&worker, "payer").await;
+    let action = json!({"tool": "internal_pay", "args": {"margin": "internal-42"}});
+    let hold = json!({"kind": "approval", "title": "Pay?", "action": action});
+    act(&worker, &request, "holds", hold).await.ok(201)
+}
+
+fn confirmation(event: &str, hold: &Value, confirmed: bool) -> Value {
+    let response = json!({"confirmed": confirmed, "payload": {"digest": hold["action"]["digest"]}});
+    let part = json!({"functionResponse": {"id": hold["id"], "name": "adk_request_confirmation",
+        "response": response}});
+    json!({"id": event, "author": "user", "invocationId": "e-2", "timestamp": 9.0,
+        "content": {"role": "user", "parts": [part]}})
+}
+
+#[tokio::test]
+async fn an_action_stays_hidden_from_the_user_after_its_approval() {
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let ann = rig.client("ann").await;
+        let boss = rig.key(&["client", "approver"]).await;
+        let hold = held(&rig, &ann, "s").await;
+        let answered = append(&boss, "s", &confirmation("yes", &hold, true), None).await;
+        answered.ok(200);
+        let again = append(&boss, "s", &confirmation("yes", &hold, true), None).await;
+        assert_eq!(again.header("idempotency-replayed"), Some("true"));
+        for who in [&ann, &boss] {
+            let session = read(who, "s").await;
+            let shown = session.to_string();
+            assert!(shown.contains("Pay?"), "{shown}");
+            assert!(!shown.contains("internal"), "{shown}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_is_refused_decides_nothing() {
+    let rig = Rig::on_disk().await;
+    let ann = rig.client("ann").await;
+    let boss = rig.key(&["client", "approver"]).await;
+    let hold = held(&rig, &ann, "s").await;
+    let id = text(&hold, "id");
+    let mut event = confirmation("yes", &hold, true);
+    event["actions"] = json!({"stateDelta": {"app:x": 1}});
+    refused(&append(&boss, "s", &event, None).await, 403, "forbidden");
+    event["actions"] = json!({"stateDelta": {"user:": 1}});
+    append(&boss, "s", &event, None).await.ok(422);
+    let part = event["content"]["parts"][0].clone();
+    event["actions"] = json!({});
+    event["content"]["parts"] = json!([part, part]);
+    append(&boss, "s", &event, None).await.ok(422);
+    let open = boss.get(&format!("/v1/holds/{id}")).await.ok(200);
+    assert_eq!(open["status"], "open");
+}
+
+#[tokio::test]
+async fn a_repeated_creation_appends_its_events_once() {
+    let rig = Rig::on_disk().await;
+    let ann = rig.client("ann").await;
+    let first = json!({"author": "user", "content": {"role": "user", "parts": [{"text": "hi"}]}});
+    let body = json!({"sessionId": "s", "events": [first]}).to_string();
+    let key = [("idempotency-key", "once")];
+    let made = ann.send("POST", ANN, &key, body.clone()).await.ok(200);
+    assert_eq!(ids(&made).len(), 1);
+    append(&ann, "s", &event("more", 5.0), None).await.ok(200);
+    let closed = format!("/v1/sessions/{}/close", native(&ann, "s").await);
+    ann.post(&closed, &json!({})).await.ok(200);
+    let again = ann.send("POST", ANN, &key, body.clone()).await.ok(200);
+    assert_eq!(ids(&again).len(), 2);
+    assert_eq!(ids(&read(&ann, "s").await).len(), 2);
+}
+
+#[tokio::test]
+async fn hidden_items_do_not_count_towards_the_bytes_of_events() {
+    let rig = Rig::on_disk().await;
+    let (ann, worker) = (rig.client("ann").await, rig.key(&["worker"]).await);
+    create(&ann, "s", &json!({})).await;
+    append(&ann, "s", &event("first", 1.0), None).await.ok(200);
+    let session = native(&ann, "s").await;
+    start(&ann, &session, "searcher", "search").await;
+    let request = claim(&worker, "searcher").await;
+    for n in 0..3 {
+        let long = "x".repeat(4_000_000);
+        let items = json!({"items": [{"kind": "note", "data": {"n": n, "long": long}}]});
+        act(&worker, &request, "items", items).await.ok(200);
+    }
+    act(&worker, &request, "complete", json!({"output": "found"}))
+        .await
+        .ok(200);
+    let session = read(&ann, "s").await;
+    assert_eq!(session["events"].as_array().map(Vec::len), Some(3));
+    let recent = ann
+        .get(&format!("{}?num_recent_events=3", of_ann("s")))
+        .await;
+    assert_eq!(ids(&recent.ok(200))[0], "first");
 }

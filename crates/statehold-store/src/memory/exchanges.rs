@@ -35,6 +35,17 @@ impl Session {
         kept
     }
 
+    /// The revision of its newest rewind; 0 if there is none.
+    pub(super) fn last_rewind(&self) -> u64 {
+        let is_rewind = |event: &Event| matches!(event, Event::Rewound { .. });
+        let mut own = self.log.iter().rev();
+        let found = own.find(|entry| {
+            let content = &entry.record.content;
+            content.session == self.state.session && content.events.iter().any(is_rewind)
+        });
+        found.map_or(0, |entry| entry.record.content.seq)
+    }
+
     /// A page of a memory.
     pub(super) fn memory(&self, query: &MemoryQuery) -> MemoryPage {
         let ended = self.ended_exchanges();

@@ -267,7 +267,8 @@ pub(super) fn page_of_keys<V>(
     let mut room = PageRoom::new(limit);
     let mut page = StatePage::default();
     let (begin, end) = range.bounds();
-    let is_inside = |key: &StateKey| begin <= key.as_str() && key.as_str() < end;
+    let is_named = |key: &StateKey| range.keys().is_none_or(|keys| keys.contains(key));
+    let is_inside = |key: &StateKey| begin <= key.as_str() && key.as_str() < end && is_named(key);
     let mut values: Vec<_> = values
         .into_iter()
         .filter(|(key, _)| is_inside(key))

@@ -523,6 +523,16 @@ pub(super) fn private_state(row: &LogRow, record: &Record) -> Result<(usize, Bod
     found.ok_or_else(|| damaged(row.place(), "it has no private state"))
 }
 
+/// The revision of the newest rewind of a session; 0 if there is none.
+pub(super) fn last_rewind(conn: &Connection, session: SessionId) -> Result<u64, StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok(0);
+    };
+    let sql = "SELECT seq FROM rewind WHERE session = ?1 ORDER BY seq DESC LIMIT 1";
+    let found = first(conn, sql, [row.pk], |row| row.get(0).map(from_sql))?;
+    Ok(found.unwrap_or(0))
+}
+
 /// The newest revision at or before one that no rewind has taken back.
 pub(super) fn kept_revision(
     conn: &Connection,

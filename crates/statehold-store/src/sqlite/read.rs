@@ -190,17 +190,54 @@ pub(super) fn state(
     let Some(row) = log::session_row(conn, session)? else {
         return Ok(StatePage::default());
     };
-    let order = if range.is_reverse() { "DESC" } else { "ASC" };
-    let sql = format!(
-        "SELECT key, version, value FROM state WHERE session = ?1 AND key >= ?2 AND key < ?3
-         ORDER BY key {order}"
-    );
-    let (begin, end) = range.bounds();
-    state_page(conn, &sql, (row.pk, begin, end), limit, |row| {
+    let KeyCondition {
+        sql,
+        begin,
+        end,
+        keys,
+    } = KeyCondition::of(range, 2);
+    let sql = format!("SELECT key, version, value FROM state WHERE session = ?1 AND {sql}");
+    state_page(conn, &sql, (row.pk, begin, end, keys), limit, |row| {
         let (key, version): (String, i64) = (row.get(0)?, row.get(1)?);
         let packed: Vec<u8> = row.get(2)?;
         Ok(move || open_state(session, &key, version, &packed))
     })
+}
+
+/// The condition on the column `key` that a range is, with the order of the rows.
+struct KeyCondition<'r> {
+    sql: String,
+    begin: &'r str,
+    end: &'r str,
+    /// Named keys, as a JSON array.
+    keys: Option<String>,
+}
+
+impl<'r> KeyCondition<'r> {
+    /// Its parameters are numbered from `first` on.
+    fn of(range: &'r KeyRange, first: usize) -> Self {
+        let order = if range.is_reverse() { "DESC" } else { "ASC" };
+        let (begin, end) = range.bounds();
+        let [second, third] = [first + 1, first + 2];
+        let keys = range.keys().map(|keys| {
+            let keys: Vec<&str> = keys.iter().map(StateKey::as_str).collect();
+            serde_json::to_string(&keys).unwrap_or_default()
+        });
+        let condition = if keys.is_some() {
+            // The plus signs keep the range from being walked: each named key is looked up.
+            format!(
+                "+key >= ?{first} AND +key < ?{second} AND key IN (SELECT value FROM json_each(?{third}))"
+            )
+        } else {
+            format!("key >= ?{first} AND key < ?{second} AND ?{third} IS NULL")
+        };
+        Self {
+            sql: format!("{condition} ORDER BY key {order}"),
+            begin,
+            end,
+            keys,
+        }
+    }
 }
 
 fn open_state(
@@ -443,16 +480,18 @@ pub(super) fn shared(
     range: &KeyRange,
     limit: PageLimit,
 ) -> Result<StatePage<SharedValue>, StoreError> {
-    let order = if range.is_reverse() { "DESC" } else { "ASC" };
+    let KeyCondition {
+        sql,
+        begin,
+        end,
+        keys,
+    } = KeyCondition::of(range, 4);
     let sql = format!(
         "SELECT key, version, value, session, revision, principal, at, request FROM shared
-         WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND value IS NOT NULL AND key >= ?4
-               AND key < ?5
-         ORDER BY key {order}"
+         WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND value IS NOT NULL AND {sql}"
     );
     let (tenant, app) = (owner.tenant.as_str(), owner.app.as_str());
-    let (begin, end) = range.bounds();
-    let params = (tenant, app, user_of(owner), begin, end);
+    let params = (tenant, app, user_of(owner), begin, end, keys);
     state_page(conn, &sql, params, limit, |row| {
         let row = shared_row(row)?;
         Ok(move || row.open())

@@ -214,9 +214,23 @@ pub(super) async fn ranges_of_keys_are_read_from_both_ends(store: Arc<dyn Store>
     assert_eq!(read(backwards(), 2).await, (strings(&["a/2", "a/3"]), some));
     let rest = backwards().after(Some(&key("a/2")));
     assert_eq!(read(rest, 9).await, (strings(&["a/1"]), all));
-    let one = KeyRange::only(&key("a"));
+    let one = KeyRange::of_keys([key("a")]);
     assert_eq!(read(one, 9).await, (strings(&["a"]), all));
-    assert_eq!(read(KeyRange::only(&key("a/")), 9).await, (Vec::new(), all));
+    let three = || KeyRange::of_keys(["a/3", "none", "a/1", "a"].map(key));
+    assert_eq!(read(three(), 2).await, (strings(&["a", "a/1"]), some));
+    let rest = three().after(Some(&key("a/1")));
+    assert_eq!(read(rest, 2).await, (strings(&["a/3"]), all));
+    let backwards_by_name = || three().reversed();
+    assert_eq!(
+        read(backwards_by_name(), 2).await,
+        (strings(&["a/1", "a/3"]), some)
+    );
+    let rest = backwards_by_name().after(Some(&key("a/1")));
+    assert_eq!(read(rest, 2).await, (strings(&["a"]), all));
+    assert_eq!(
+        read(KeyRange::of_keys([key("a/")]), 9).await,
+        (Vec::new(), all)
+    );
     assert_eq!(read(KeyRange::default(), 9).await, (strings(&keys), all));
     let newest = KeyRange::default().reversed();
     assert_eq!(read(newest, 1).await, (strings(&["\u{10ffff}"]), some));

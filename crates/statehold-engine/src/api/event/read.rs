@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use statehold_core::command::Rejection;
 use statehold_core::hold::HoldKind;
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::item::{ItemKind, Role as ItemRole, Visibility};
+use statehold_core::limits::COMMAND_KEYS_MAX;
 use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::time::Timestamp;
@@ -26,9 +28,11 @@ use crate::guard::rights::{Act, works_in};
 use crate::holds::HoldFilter;
 use crate::read::{Page, own_page};
 
-/// How many bytes of state and events an answer may have. The second is for those that do not fit the first.
-const ANSWER_BYTES: [u64; 2] = [1024 * 1024, 8 * 1024 * 1024];
-/// The same, in words.
+/// How many bytes of state and events an answer may have at the first try. Most have fewer.
+const FIRST_TRY_BYTES: u64 = 1024 * 1024;
+/// How many bytes of state and events an answer may have.
+const ANSWER_BYTES_MAX: u64 = 8 * 1024 * 1024;
+/// The name of the limit in errors.
 const BYTES_LIMIT: &str = "bytes of state and events in one answer (read fewer events)";
 /// How many items one read looks at.
 const ITEMS_MAX: usize = 100_000;
@@ -44,7 +48,7 @@ const RECENT_ITEMS: usize = 64;
 /// Which events to read. The default is all.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EventQuery {
-    /// Of the newest so many.
+    /// At most this many of the newest events.
     pub recent: Option<usize>,
     /// Those with this time or a later one, in seconds since 1970.
     pub since: Option<f64>,
@@ -123,7 +127,7 @@ pub async fn read(
     memory: &dyn AnswerMemory,
 ) -> Result<SessionHistory, EngineError> {
     engine.readable(caller, session).await?;
-    for bytes in ANSWER_BYTES {
+    for bytes in [FIRST_TRY_BYTES, ANSWER_BYTES_MAX] {
         memory.take(bytes).await?;
         let mut reader = HistoryReader {
             engine,
@@ -139,8 +143,8 @@ pub async fn read(
 }
 
 fn too_large() -> EngineError {
-    let (limit, max) = (BYTES_LIMIT, ANSWER_BYTES[1]);
-    statehold_core::command::Rejection::Limit { limit, max }.into()
+    let (limit, max) = (BYTES_LIMIT, ANSWER_BYTES_MAX);
+    Rejection::Limit { limit, max }.into()
 }
 
 /// A page of sessions without their events, newest first, and the place of the next page. A page ends early where
@@ -169,7 +173,11 @@ pub async fn list(
         ..SessionListInput::default()
     };
     let page = engine.sessions(caller, &filter, user, after, limit).await?;
-    let left = ANSWER_BYTES[usize::from(!page.entries.is_empty())];
+    let left = if page.entries.is_empty() {
+        FIRST_TRY_BYTES
+    } else {
+        ANSWER_BYTES_MAX
+    };
     memory.take(left).await?;
     let mut reader = HistoryReader {
         engine,
@@ -217,7 +225,7 @@ pub async fn user_state(
     if known.is_none() && (is_open || caller.reads_all()) {
         return Ok(values);
     }
-    let mut left = ANSWER_BYTES[1];
+    let mut left = ANSWER_BYTES_MAX;
     memory.take(left).await?;
     let mut query = StateQueryInput::default().parse(Some(Scope::User))?;
     loop {
@@ -289,6 +297,11 @@ pub async fn values_before(
     keys: impl IntoIterator<Item = String>,
 ) -> Result<BTreeMap<String, Raw>, EngineError> {
     engine.authorise(caller, session, &Act::Record).await?;
+    let keys: Vec<String> = keys.into_iter().collect();
+    if keys.len() > COMMAND_KEYS_MAX {
+        let (limit, max) = ("state keys in one call", COMMAND_KEYS_MAX as u64);
+        return Err(Rejection::Limit { limit, max }.into());
+    }
     let (mut first, mut before, mut seen) = (None, None, 0);
     loop {
         let read = |limit| engine.items((session, 0), None, View::Trace, before, limit);
@@ -309,24 +322,27 @@ pub async fn values_before(
         }
     }
     let store = &engine.inner().store;
-    let mut values = BTreeMap::new();
     let Some(first) = first else {
-        return Ok(values);
+        return Ok(BTreeMap::new());
     };
     let ended = store.ended_request(first).await?;
     let revision = ended.ok_or(EngineError::NotFound)?.started_by;
-    for key in keys.into_iter().take(KEYS_PAGE) {
-        let Ok(parsed) = StateKey::lenient(&key) else {
-            continue;
-        };
-        if parsed.scope() != Scope::Session {
-            continue;
-        }
-        if let Some(value) = store.state_at(session, parsed, revision - 1).await? {
-            values.insert(key, raw_bytes(&value));
-        }
-    }
-    Ok(values)
+    let _turn = engine.long_read(caller).await?;
+    let then = store.load_at(session, revision - 1).await?;
+    let then = then.ok_or(EngineError::NotFound)?.keys;
+    let places = keys.into_iter().filter_map(|key| {
+        let key = StateKey::lenient(&key).ok()?;
+        let version = then.get(&key).copied()?;
+        Some((key, version))
+    });
+    let places: Vec<(StateKey, u64)> = places.collect();
+    let values = store.past_values(session, places.clone(), ANSWER_BYTES_MAX);
+    let values = places.into_iter().zip(values.await?);
+    let values = values.filter_map(|((key, _), value)| {
+        let value = raw_bytes(&value?.value?);
+        Some((key.to_string(), value))
+    });
+    Ok(values.collect())
 }
 
 /// A time as frameworks count it.
@@ -405,12 +421,10 @@ impl HistoryReader<'_> {
         let (mut events, mut before, mut seen) = (Vec::new(), None, 0);
         let mut recent = query.recent.unwrap_or(usize::MAX);
         while recent > 0 {
-            let limit = PageLimit {
-                entries: recent.min(ITEMS_PAGE),
-                bytes: self.left,
-            };
-            let page = self.engine.items(at, None, View::Trace, before, limit);
-            let page = page.await?;
+            // Hidden items between the events do not count towards the answer.
+            let entries = recent.clamp(RECENT_ITEMS, ITEMS_PAGE);
+            let read = |limit| self.engine.items(at, None, View::Trace, before, limit);
+            let page = own_page(entries, read).await?;
             seen += page.items.len();
             for stored in &page.items {
                 let Some(event) = EventView::of(stored, sees_all) else {
@@ -418,7 +432,11 @@ impl HistoryReader<'_> {
                 };
                 recent -= 1;
                 if query.since.is_none_or(|since| event.time >= since) {
-                    self.take(stored.payload_bytes());
+                    let bytes = stored.payload_bytes();
+                    if bytes > self.left {
+                        return Err(EngineError::PageTooSmall { bytes });
+                    }
+                    self.take(bytes);
                     events.push(event);
                 }
                 if recent == 0 {

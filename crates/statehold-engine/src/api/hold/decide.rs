@@ -179,7 +179,10 @@ pub async fn decide_shown(
 
 /// Fails unless the caller may decide the hold, with its roles. Asked before the decision is validated:
 /// validation errors reveal the action. The core answers decisions of decided holds.
-fn require_decider(why_not: Option<&WhyNot>, is_decided: bool) -> Result<(), EngineError> {
+pub(crate) fn require_decider(
+    why_not: Option<&WhyNot>,
+    is_decided: bool,
+) -> Result<(), EngineError> {
     match why_not {
         Some(why) if !is_decided => {
             let why = why.clone();

@@ -82,6 +82,7 @@ pub async fn diff(
         to,
         skip: 0,
     });
+    let _turn = engine.long_read(caller).await?;
     let records = records_of(engine, session, &place, limit.entries).await?;
     let through = records.last().map_or(place.to, |last| last.content.seq);
     let changes = changes_in(engine, session, place.from, &records, input).await?;

@@ -49,7 +49,10 @@ pub async fn fork(
         let detail = format!("`at` is a revision of the session: 1 to {current}");
         return Err(EngineError::invalid("at", detail));
     }
-    let state = forkable_state(engine, origin, at).await?;
+    let state = {
+        let _turn = engine.long_read(caller).await?;
+        forkable_state(engine, origin, at).await?
+    };
     let user = engine.user_name(&owner.tenant, owner.user).await?;
     let session = fresh_session(engine, &owner, &user)?;
     let forked_from = (state.session, at);
@@ -131,13 +134,15 @@ pub(crate) async fn fork_to_start(
     let owner = engine.authorise(caller, origin, &Act::Start).await?;
     let user = engine.user_name(&owner.tenant, owner.user).await?;
     let session = fresh_session(engine, &owner, &user)?;
-    let state = engine.inner().store.load_at(origin, at).await?;
+    let state = {
+        let _turn = engine.long_read(caller).await?;
+        forkable_state(engine, origin, at).await?
+    };
     let call = Call::by(caller.clone());
     let write = SessionWrite {
         authority: Authority::Starter,
         ..SessionWrite::new(engine, &call, session)
     };
-    let state = state.ok_or(EngineError::NotFound)?;
     let forked = write.commit_fork(state, |made| Some(made.record.content.session));
     Ok(forked.await?.view)
 }
@@ -173,7 +178,7 @@ pub async fn rewind(
     };
     for _ in 0..REWIND_ATTEMPTS_MAX {
         let current = engine.durable_state(session).await?.revision;
-        require_kept(engine, session, input.to).await?;
+        require_kept(engine, caller, session, input.to).await?;
         let pinned = Call {
             if_revision: call.if_revision.or(Some(current)),
             ..call.clone()
@@ -191,12 +196,18 @@ pub async fn rewind(
 }
 
 /// Refuses a revision with items that a rewind took back: they do not return, so the session would not be as it was.
-async fn require_kept(engine: &Engine, session: SessionId, to: u64) -> Result<(), EngineError> {
+async fn require_kept(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    to: u64,
+) -> Result<(), EngineError> {
     let store = &engine.inner().store;
     let kept = store.kept_revision(session, to).await?;
     if kept == to {
         return Ok(());
     }
+    let _turn = engine.long_read(caller).await?;
     let items = async |revision| {
         let state = store.load_at(session, revision).await?;
         Ok::<_, EngineError>(state.map(|state| state.items_appended))

@@ -130,9 +130,10 @@ impl StateQuery {
 
     fn ranges_of_keys(&self) -> Vec<(Scope, KeyRange)> {
         let mut ranges: Vec<(Scope, KeyRange)> = match &self.keys {
+            // One range per scope, so that keys of one commit are read together.
             Some(keys) => keys
-                .iter()
-                .map(|key| (key.scope(), KeyRange::only(key)))
+                .chunk_by(|a, b| a.scope() == b.scope())
+                .map(|keys| (keys[0].scope(), KeyRange::of_keys(keys.iter().cloned())))
                 .collect(),
             None => self
                 .scopes()
