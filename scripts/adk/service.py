@@ -41,18 +41,18 @@ class StateholdSessionService(BaseSessionService):
         found = []
         while path:
             answer = await self.send("GET", path)
-            answer.raise_for_status()
+            require_success(answer)
             found += [Session.model_validate(each) for each in answer.json()]
             path = answer.links.get("next", {}).get("url")
         found.sort(key=lambda session: session.last_update_time)
         return ListSessionsResponse(sessions=found)
 
     async def delete_session(self, *, app_name, user_id, session_id):
-        (await self.send("DELETE", sessions(app_name, user_id, session_id))).raise_for_status()
+        require_success(await self.send("DELETE", sessions(app_name, user_id, session_id)))
 
     async def get_user_state(self, *, app_name, user_id):
         answer = await self.send("GET", sessions(app_name, user_id).removesuffix("sessions") + "state")
-        answer.raise_for_status()
+        require_success(answer)
         return answer.json()
 
     async def append_event(self, session, event):
@@ -68,9 +68,9 @@ class StateholdSessionService(BaseSessionService):
         answer = await self.send("POST", path, body)
         if answer.status_code == 404:
             raise SessionNotFoundError(answer.json()["detail"])
-        if answer.status_code == 409:
+        if answer.headers.get("x-statehold-error") == "revision_mismatch":
             raise StaleSessionError(answer.json()["detail"])
-        answer.raise_for_status()
+        require_success(answer)
         if all(event.id != known.id for known in session.events):
             self._commit_event_to_session(session, event)
         session.last_update_time = answer.json()["lastUpdateTime"]
@@ -88,8 +88,14 @@ def sessions(app, user, session=None):
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
+def require_success(answer):
+    """Raises the words of the server, which say what to do."""
+    if not answer.is_success:
+        raise ValueError(f"{answer.status_code}: {answer.json()['detail']}")
+
+
 def loaded(answer):
-    answer.raise_for_status()
+    require_success(answer)
     session = Session.model_validate(answer.json())
     session._storage_update_marker = answer.headers["etag"].strip('"')
     return session

@@ -419,7 +419,7 @@ impl_store! {
         fn kept_revision(session: SessionId, revision: u64) -> u64 =
             tables.of(session, |kept| kept.kept_revision(revision)).unwrap_or(revision);
         fn last_rewind(session: SessionId) -> u64 =
-            tables.of(session, |kept| kept.last_rewind()).unwrap_or(0);
+            tables.of(session, Session::last_rewind).unwrap_or(0);
         fn records_at(places: Vec<(SessionId, u64)>, bytes_max: u64) -> Vec<Option<StoredRecord>> =
             tables.records_at(&places, bytes_max);
 

@@ -10,7 +10,7 @@ mod repeat;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use statehold_core::command::{Command, RecordTurn, StatePatch, StateSet};
+use statehold_core::command::{Command, RecordTurn, Rejection, StatePatch, StateSet};
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{HoldId, RequestId, SessionId};
 use statehold_core::item::{ItemKind, NewItem, Role as ItemRole, Visibility};
@@ -32,13 +32,15 @@ use crate::guard::rights::{self, Act, require_decider_role};
 use crate::holds::HoldDetail;
 
 pub use read::{
-    EventQuery, EventView, SessionHistory, find, list, read, user_state, values_before,
+    EventQuery, EventView, SessionHistory, find, list, read, read_head, user_state, values_before,
 };
 
 /// The agent whose history the events of a session are. No key works for it, and no other agent remembers them.
 pub(crate) const RECORDER: &str = "statehold.adk";
 /// The longest id of an event, in bytes.
 const ID_BYTES_MAX: usize = 256;
+/// The most bytes of an event with its text. Both are stored, and an answer has room for this many and the state.
+const EVENT_BYTES_MAX: usize = 6 * 1024 * 1024;
 /// How often an append without an expected revision is tried while other writers change the session.
 const ATTEMPTS_MAX: usize = 64;
 
@@ -112,6 +114,9 @@ pub async fn create(
     input: SessionInput,
     (state, events): (BTreeMap<String, Raw>, Vec<EventInput>),
 ) -> Result<Receipt<SessionView>, EngineError> {
+    for event in &events {
+        require_event(event)?;
+    }
     let (own, call) = (engine.clone(), call.clone());
     let create = async move {
         let made =
@@ -146,22 +151,22 @@ pub async fn append(
     session: SessionId,
     event: EventInput,
 ) -> Result<Receipt<EventWritten>, EngineError> {
-    append_behind(engine, call, session, Vec::new(), event).await
+    append_with_questions(engine, call, session, Vec::new(), event).await
 }
 
 /// Appends an event behind others that it answers, all or none.
-async fn append_behind(
+async fn append_with_questions(
     engine: &Engine,
     call: &Call,
     session: SessionId,
-    asked: Vec<EventInput>,
+    questions: Vec<EventInput>,
     event: EventInput,
 ) -> Result<Receipt<EventWritten>, EngineError> {
     let (write, _) = SessionWrite::authorised(engine, call, session, &Act::Record).await?;
     require_event(&event)?;
     let recorder = EventRecorder {
         write,
-        asked,
+        questions,
         event,
     };
     for _ in 0..ATTEMPTS_MAX {
@@ -182,7 +187,7 @@ async fn append_behind(
     ))
 }
 
-/// Decides the holds that an event answers, and appends the event behind the events that asked. A repeat decides
+/// Decides the holds that an event answers, and appends the event behind the events that questions. A repeat decides
 /// nothing again. An event that would be refused, or a hold that the caller may not decide, is refused before the
 /// first decision; several holds are decided one after the other.
 ///
@@ -193,7 +198,7 @@ pub async fn answer(
     engine: &Engine,
     call: &Call,
     session: SessionId,
-    (asked, event): (Vec<EventInput>, EventInput),
+    (questions, event): (Vec<EventInput>, EventInput),
     answers: Vec<HoldAnswer>,
     memory: &dyn AnswerMemory,
 ) -> Result<Receipt<EventWritten>, EngineError> {
@@ -207,7 +212,7 @@ pub async fn answer(
     }
     let recorder = EventRecorder {
         write,
-        asked: Vec::new(),
+        questions: Vec::new(),
         event: event.clone(),
     };
     if let repeat::Lookup::Repeated(receipt) = recorder.repeated().await? {
@@ -255,7 +260,7 @@ pub async fn answer(
         if_revision: None,
         ..call.clone()
     };
-    append_behind(engine, &call, session, asked, event).await
+    append_with_questions(engine, &call, session, questions, event).await
 }
 
 /// Reads the holds that an event of this session answers.
@@ -285,7 +290,7 @@ pub async fn answered_holds(
 struct EventRecorder<'a> {
     write: SessionWrite<'a>,
     /// Events that the event answers, to be stored before it.
-    asked: Vec<EventInput>,
+    questions: Vec<EventInput>,
     event: EventInput,
 }
 
@@ -317,7 +322,7 @@ impl EventRecorder<'_> {
         let mut last_update = read::last_update(engine, session).await?;
         let is_open = !call.caller.has(Role::Worker);
         let mut items = Vec::new();
-        for event in self.asked.iter().chain([&self.event]) {
+        for event in self.questions.iter().chain([&self.event]) {
             last_update = last_update.max(event.time);
             let mark = EventMark {
                 id: event.id.clone(),
@@ -376,6 +381,11 @@ fn require_event(event: &EventInput) -> Result<(), EngineError> {
     if !is_id(&event.id) {
         let detail = "`id` of an event is 1 to 256 bytes without control characters";
         return Err(EngineError::invalid("id", detail));
+    }
+    let text = event.message.as_ref().map_or(0, |(_, text)| text.len());
+    if event.json.get().len() + text > EVENT_BYTES_MAX {
+        let (limit, max) = ("bytes of an event with its text", EVENT_BYTES_MAX as u64);
+        return Err(Rejection::Limit { limit, max }.into());
     }
     if !event.time.is_finite() {
         let detail = "`timestamp` of an event is a number of seconds";

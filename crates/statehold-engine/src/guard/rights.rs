@@ -279,6 +279,13 @@ fn require_own_items(caller: &Caller, items: &[NewItem]) -> Result<(), EngineErr
 
 /// Whether a worker reads a session as a whole. A confined worker reads the sessions of its own agents,
 /// and others while it holds the lease of a request of its agents there.
+/// Whether the caller works for the agent of a session.
+pub(crate) fn works_for_session(caller: &Caller, owner: &Owner) -> bool {
+    caller.is_open_to(owner.user)
+        && caller.has(Role::Worker)
+        && (!caller.is_confined() || caller.works_for(&owner.agent))
+}
+
 pub(crate) fn works_in(caller: &Caller, state: &SessionState, owner: &Owner) -> bool {
     let holds_lease = |live: &LiveRequest| {
         let task = state.tasks.get(&live.task);

@@ -48,7 +48,7 @@ pub(super) fn confirmation(hold: &HoldView) -> Raw {
 
 /// The same event, to be stored before the one that answers it. It has the title in place of the action: every reader
 /// of the session reads it later, and few of them may see the action.
-pub(super) fn asked_event(hold: &HoldView) -> EventInput {
+pub(super) fn question_event(hold: &HoldView) -> EventInput {
     let hold = &HoldView {
         action: None,
         execution_key: None,

@@ -7,6 +7,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use statehold_core::ids::HoldId;
 use statehold_core::item::Role;
 use statehold_engine::api::event::{EventInput, EventView, HoldAnswer};
 use statehold_engine::api::json::{Raw, raw_bytes, raw_text, to_body};
@@ -62,14 +63,14 @@ struct Function {
 
 /// The answer of a person to a request for a confirmation.
 #[derive(Debug, Deserialize)]
-struct Confirmed {
+struct ConfirmationResponse {
     confirmed: bool,
     payload: Option<Value>,
 }
 
 /// The same as text.
 #[derive(Debug, Deserialize)]
-struct ConfirmedText {
+struct ConfirmationText {
     response: String,
 }
 
@@ -84,7 +85,7 @@ pub(super) struct ClientEvent {
     /// The rewind that it is.
     pub(super) rewinds: Option<Rewind>,
     /// Parts that an event must not have when a session begins with it.
-    pub(super) not_at_first: Option<&'static str>,
+    pub(super) forbidden_in_initial_event: Option<&'static str>,
 }
 
 /// A rewind: an event that restores the state before an invocation.
@@ -103,16 +104,17 @@ impl ClientEvent {
         };
         let fields: EventFields =
             serde_json::from_str(sent.get()).map_err(|error| invalid(&error))?;
-        let not_at_first = fields.not_at_first();
+        let forbidden_in_initial_event = fields.forbidden_in_initial_event();
         if fields.partial == Some(true) {
             return Ok(Self {
                 input: None,
                 json: sent.to_owned(),
                 answers: Vec::new(),
                 rewinds: None,
-                not_at_first,
+                forbidden_in_initial_event,
             });
         }
+        fields.require_own_ids(path)?;
         let message = fields.message();
         let answers = fields.answers(path)?;
         let mut state = BTreeMap::new();
@@ -154,7 +156,7 @@ impl ClientEvent {
             json,
             answers,
             rewinds,
-            not_at_first,
+            forbidden_in_initial_event,
         })
     }
 
@@ -230,6 +232,31 @@ impl EventFields {
         Ok(answers)
     }
 
+    /// Refuses an event that asks for a confirmation in the name of the server, and one with two state deltas.
+    fn require_own_ids(&self, path: &str) -> Result<(), Problem> {
+        let parts = self.content.iter().flat_map(|content| &content.parts);
+        let calls = parts
+            .flatten()
+            .filter_map(|part| part.function_call.as_ref());
+        let calls = calls.filter_map(|call| call.id.as_deref());
+        let long_running = self.long_running_tool_ids.iter().flatten();
+        let mut ids = calls.chain(long_running.map(String::as_str));
+        if ids.any(|id| id.parse::<HoldId>().is_ok()) {
+            let detail = "the id of a call is that of a hold, which only the server asks about; use another id";
+            return Err(Problem::invalid(detail).with("path", path));
+        }
+        let actions = self.actions.iter();
+        let deltas = ["stateDelta", "state_delta"];
+        let has_both = |actions: &BTreeMap<String, Raw>| {
+            deltas.iter().all(|delta| actions.contains_key(*delta))
+        };
+        if actions.into_iter().any(has_both) {
+            let detail = "an event has one state delta: `stateDelta` or `state_delta`";
+            return Err(Problem::invalid(detail).with("path", path));
+        }
+        Ok(())
+    }
+
     /// The state delta, and the name that it has in the event.
     fn state_delta(&self) -> Option<(&'static str, &Raw)> {
         let actions = self.actions.as_ref()?;
@@ -245,7 +272,7 @@ impl EventFields {
         serde_json::from_str(target.get()).ok()
     }
 
-    fn not_at_first(&self) -> Option<&'static str> {
+    fn forbidden_in_initial_event(&self) -> Option<&'static str> {
         let is_empty = |value: &Raw| matches!(value.get(), "null" | "{}" | "[]");
         let calls = |part: &Part| {
             let functions = [&part.function_call, &part.function_response];
@@ -282,10 +309,10 @@ impl EventFields {
 }
 
 /// The answer of a person, in either of its forms.
-fn confirmed(response: &str) -> Option<Confirmed> {
+fn confirmed(response: &str) -> Option<ConfirmationResponse> {
     let said = serde_json::from_str(response).ok();
     said.or_else(|| {
-        let text: ConfirmedText = serde_json::from_str(response).ok()?;
+        let text: ConfirmationText = serde_json::from_str(response).ok()?;
         serde_json::from_str(&text.response).ok()
     })
 }

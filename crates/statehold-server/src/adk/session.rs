@@ -14,7 +14,7 @@ use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::session::{self as sessions, SessionInput};
 use statehold_engine::{Call, EngineError, Receipt};
 
-use super::confirmation::{asked_event, confirmation};
+use super::confirmation::{confirmation, question_event};
 use super::errors::session_problem;
 use super::event::{ClientEvent, shown, state_event};
 use crate::http::body::AsWritten;
@@ -22,6 +22,8 @@ use crate::http::call::{CallContext, Params};
 use crate::http::problem::Problem;
 use crate::native::{Answer, AnswerHeaders, Cursor, answer, committed, page_limit, plain};
 
+/// The code of an answer that would have too many bytes.
+const LIMIT_REACHED: &str = "limit_reached";
 /// Most sessions in one answer.
 const SESSIONS_MAX: usize = 1_000;
 /// Most events that a session begins with.
@@ -126,7 +128,7 @@ impl<'a> SessionPath<'a> {
             return appended.map_err(|error| self.problem(error));
         }
         let holds = event::answered_holds(engine, &call.caller, session, &answers, memory).await?;
-        let events = (holds.iter().map(asked_event).collect(), input);
+        let events = (holds.iter().map(question_event).collect(), input);
         let appended = event::answer(engine, call, session, events, answers, memory).await;
         appended.map_err(|error| match error {
             EngineError::NotFound => error.into(),
@@ -149,6 +151,25 @@ impl<'a> SessionPath<'a> {
         let headers = AnswerHeaders::session(session).at(history.session.revision);
         let body = to_body(&SessionOut::of(history));
         Ok(answer(StatusCode::OK, body, headers))
+    }
+
+    /// The answer to a write. A session that is too large to show comes without state and events: the write is done.
+    async fn show_written(&self, session: SessionId, more: BTreeMap<String, Raw>) -> Answer {
+        let context = self.context;
+        match self.show(session, EventQuery::default(), more).await {
+            Err(problem) if problem.code == LIMIT_REACHED => {
+                let (engine, caller) = (context.engine(), &context.caller);
+                let head = event::read_head(engine, caller, session).await;
+                let head = head.map_err(|error| self.problem(error))?;
+                let headers = AnswerHeaders::session(session).at(head.session.revision);
+                Ok(answer(
+                    StatusCode::OK,
+                    to_body(&SessionOut::of(head)),
+                    headers,
+                ))
+            }
+            shown => shown,
+        }
     }
 }
 
@@ -197,11 +218,10 @@ async fn create_named(context: &CallContext, id: &str, body: AsWritten<SessionIn
     let created = event::create(engine, &call, input, (state, first)).await;
     let created = created.map_err(|error| path.problem(error))?;
     let session = created.view.id;
-    path.show(session, EventQuery::default(), BTreeMap::new())
-        .await
+    path.show_written(session, BTreeMap::new()).await
 }
 
-/// The events that a session begins with. They say what was said, and nothing that only ADK itself may say.
+/// The events that a session begins with: messages, without actions and reserved function calls.
 fn first_events(context: &CallContext, sent: &[Raw]) -> Result<Vec<EventInput>, Problem> {
     if sent.is_empty() {
         return Ok(Vec::new());
@@ -214,7 +234,7 @@ fn first_events(context: &CallContext, sent: &[Raw]) -> Result<Vec<EventInput>, 
     let mut events = Vec::new();
     for (index, sent) in sent.iter().enumerate() {
         let parsed = ClientEvent::of(sent, &format!("events[{index}]"), now(context))?;
-        if let Some(what) = parsed.not_at_first {
+        if let Some(what) = parsed.forbidden_in_initial_event {
             let detail = format!("Session initialization event {index} cannot include {what}.");
             let invalid = Problem::invalid(detail).with("path", "events");
             return Err(Problem {
@@ -321,8 +341,7 @@ pub(super) async fn patch(context: CallContext, body: AsWritten<PatchIn>) -> Ans
     let temp = delta
         .into_iter()
         .filter(|(key, _)| key.starts_with("temp:"));
-    path.show(session, EventQuery::default(), temp.collect())
-        .await
+    path.show_written(session, temp.collect()).await
 }
 
 /// Deletes a session. It is no error if there is none.

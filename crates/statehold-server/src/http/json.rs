@@ -20,8 +20,8 @@ pub struct JsonLimits {
     pub bytes_max: usize,
     /// How many objects and arrays may be open at once. Keep it below 128, where `serde_json` stops.
     pub depth_max: usize,
-    /// Whether each number must be one that every reader keeps as it is written. Only for bodies whose numbers the
-    /// server does not read, but gives back as they are written, it need not.
+    /// Whether each number must be one that every reader keeps as it is written. The routes of ADK take others: they
+    /// come back as they are written, and merges and schemas read them as the nearest double.
     pub exact_numbers: bool,
 }
 

@@ -45,7 +45,7 @@ pub struct SessionQuery {
 /// A session in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionSummary {
-    /// The how-manieth session it is.
+    /// Its number in the order of creation.
     pub place: u64,
     /// The id.
     pub id: SessionId,

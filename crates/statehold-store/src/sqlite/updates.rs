@@ -107,7 +107,7 @@ fn changed(
     Ok(changed)
 }
 
-/// Puts the sessions that did not change between those that did, and reads no more than the page needs.
+/// Merges the sessions of the index with those that changed since, up to one page.
 fn merged(
     from: &Snapshot<'_>,
     query: &SessionQuery,

@@ -47,7 +47,9 @@ impl CliOutput {
 
     /// A cell for a time in an answer.
     pub(super) fn time(&self, at: &Value) -> TableCell {
-        TableCell::optional(at.as_str().map(|at| self.times.show(at)))
+        // Commands that follow a feed run long.
+        let times = self.times.at_present();
+        TableCell::optional(at.as_str().map(|at| times.show(at)))
     }
 
     pub(super) fn table(&self, table: &TextTable) -> anyhow::Result<()> {

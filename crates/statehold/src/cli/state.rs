@@ -106,7 +106,10 @@ impl StateCommand {
                 Self::Set(set) => {
                     let value = serde_json::from_str(&set.value);
                     let value: Value = value.unwrap_or_else(|_| json!(set.value));
-                    let body = json!({ "set": { &set.key: value } });
+                    // The value that a person sets is the value afterwards, whatever the rule of its key.
+                    let body = json!({
+                        "set": { &set.key: value }, "merge": { &set.key: "replace" },
+                    });
                     patch(&client, &set.owner, &set.key, &body, output).await
                 }
                 Self::Delete(delete) => {

@@ -24,7 +24,7 @@ use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access;
-use crate::guard::rights::{Act, works_in};
+use crate::guard::rights::{Act, works_for_session};
 use crate::holds::HoldFilter;
 use crate::read::{Page, own_page};
 
@@ -147,12 +147,31 @@ fn too_large() -> EngineError {
     Rejection::Limit { limit, max }.into()
 }
 
-/// A page of sessions without their events, newest first, and the place of the next page. A page ends early where
-/// the next session does not fit.
+/// Reads a session without its state and events, for the answer to a write whose session is too large to show.
 ///
 /// # Errors
 ///
-/// If the caller may not list sessions, or the state of one has too many bytes.
+/// If the caller may not.
+pub async fn read_head(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+) -> Result<SessionHistory, EngineError> {
+    let summary = engine.session(caller, session).await?;
+    let reader = HistoryReader {
+        engine,
+        caller,
+        left: 0,
+    };
+    reader.without_state(&summary).await
+}
+
+/// A page of sessions without their events, newest first, and the place of the next page. A page ends early where
+/// the next session does not fit; one that fits no page comes without its state.
+///
+/// # Errors
+///
+/// If the caller may not list sessions.
 pub async fn list(
     engine: &Engine,
     caller: &Caller,
@@ -191,7 +210,10 @@ pub async fn list(
             Err(EngineError::PageTooSmall { .. }) if !entries.is_empty() => {
                 return Ok(Page { entries, next });
             }
-            Err(EngineError::PageTooSmall { .. }) => return Err(too_large()),
+            // A session whose state is too large for an answer must not hide those behind it.
+            Err(EngineError::PageTooSmall { .. }) => {
+                entries.push(reader.without_state(summary).await?);
+            }
             // Deleted meanwhile.
             Err(EngineError::NotFound) => {}
             Err(error) => return Err(error),
@@ -375,11 +397,17 @@ impl HistoryReader<'_> {
         &mut self,
         summary: &SessionSummary,
     ) -> Result<SessionHistory, EngineError> {
+        let state = self.state(summary.id).await?;
+        let history = self.without_state(summary).await?;
+        Ok(SessionHistory { state, ..history })
+    }
+
+    async fn without_state(&self, summary: &SessionSummary) -> Result<SessionHistory, EngineError> {
         let owner = &summary.owner;
         let user = self.engine.user_name(&owner.tenant, owner.user).await?;
         Ok(SessionHistory {
             session: SessionView::of(summary, user),
-            state: self.state(summary.id).await?,
+            state: BTreeMap::new(),
             events: Vec::new(),
             last_update: last_update_of(self.engine, summary).await?,
             approvals: Vec::new(),
@@ -415,8 +443,7 @@ impl HistoryReader<'_> {
         summary: &SessionSummary,
         query: EventQuery,
     ) -> Result<Vec<EventView>, EngineError> {
-        let state = self.engine.durable_state(summary.id).await?;
-        let sees_all = works_in(self.caller, &state, &summary.owner);
+        let sees_all = works_for_session(self.caller, &summary.owner);
         let at = (summary.id, summary.revision);
         let (mut events, mut before, mut seen) = (Vec::new(), None, 0);
         let mut recent = query.recent.unwrap_or(usize::MAX);

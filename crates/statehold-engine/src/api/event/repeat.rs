@@ -16,7 +16,7 @@ use crate::error::EngineError;
 /// How often one event is appended again after rewinds.
 const APPENDS_MAX: u8 = 16;
 
-/// What the session knows of an event.
+/// The result of looking up the id of an event.
 pub(super) enum Lookup {
     /// It is stored. This is the answer of the first time.
     Repeated(Receipt<EventWritten>),

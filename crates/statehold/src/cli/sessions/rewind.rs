@@ -51,7 +51,7 @@ impl SessionsRewindArgs {
         let revision = session["revision"].as_u64().unwrap_or(0);
         output.line(&format!("✓ rewound {id} to revision {}", self.to))?;
         output.note(&format!(
-            "this is revision {revision}; undo it with: statehold sessions rewind {id} --to {}",
+            "this is revision {revision}; to go on from what it took back: statehold sessions fork {id} --at {}",
             revision.saturating_sub(1)
         ));
         Ok(Exit::Done)
