@@ -1,7 +1,7 @@
 //! Events: the history of a session as a framework keeps it that runs its agents itself.
 //!
-//! An event is opaque JSON. It is stored as one item of the session, with its JSON as `data`; its text, if a person
-//! or a model said it, is the content of a visible message. The events of a session come back in the order in which
+//! An event is opaque JSON. It is stored as an item of the session, with its JSON as `data`; its text, if a person
+//! or a model said it, is the content of a visible message, in the same item if clients read all of the event. The events of a session come back in the order in which
 //! they were appended. The revision of the session tells whether a copy of it is stale; no time does.
 
 mod read;
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::command::{Command, RecordTurn, Rejection, StatePatch, StateSet};
+use statehold_core::digest::BodyRef;
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{HoldId, RequestId, SessionId};
 use statehold_core::item::{ItemKind, NewItem, Role as ItemRole, Visibility};
@@ -331,7 +332,7 @@ impl EventRecorder<'_> {
                 invocation: event.invocation.clone(),
                 is_open,
             };
-            items.push(item_of(event, mark, &mut write.payloads));
+            items.extend(items_of(event, &mark, &mut write.payloads));
         }
         let command = Command::RecordTurn(RecordTurn {
             agent: recorder_name(),
@@ -354,24 +355,42 @@ fn recorder_name() -> Name {
     RECORDER.parse().expect("a fixed name is a name")
 }
 
-fn item_of(event: &EventInput, mark: EventMark, payloads: &mut Payloads) -> NewItem {
-    let body = ItemBody {
-        content: event.message.as_ref().map(|(_, text)| raw_text(text)),
-        data: Some(event.json.clone()),
-        event: Some(mark),
-        ..ItemBody::default()
+/// The items of an event. One whose message clients read, and the rest of which they do not, has two: the message stays
+/// when hidden payloads are erased.
+fn items_of(event: &EventInput, mark: &EventMark, payloads: &mut Payloads) -> Vec<NewItem> {
+    let data = Some(event.json.clone());
+    let mut put = |content: Option<Raw>, data: Option<Raw>| {
+        let body = ItemBody {
+            content,
+            data,
+            event: Some(mark.clone()),
+            ..ItemBody::default()
+        };
+        payloads.put(to_body(&body))
     };
-    let body = payloads.put(to_body(&body));
-    match event.message {
-        Some((role, _)) => NewItem::message(role, body),
-        None => NewItem {
-            kind: ItemKind::Note,
-            visibility: Visibility::Hidden,
-            role: None,
-            body,
-            attachments: Vec::new(),
-            call: None,
-        },
+    match &event.message {
+        Some((role, text)) if mark.is_open => {
+            vec![NewItem::message(*role, put(Some(raw_text(text)), data))]
+        }
+        Some((role, text)) => {
+            let hidden = hidden_note(put(None, data));
+            vec![
+                hidden,
+                NewItem::message(*role, put(Some(raw_text(text)), None)),
+            ]
+        }
+        None => vec![hidden_note(put(None, data))],
+    }
+}
+
+fn hidden_note(body: BodyRef) -> NewItem {
+    NewItem {
+        kind: ItemKind::Note,
+        visibility: Visibility::Hidden,
+        role: None,
+        body,
+        attachments: Vec::new(),
+        call: None,
     }
 }
 

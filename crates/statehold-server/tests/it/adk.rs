@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::rest::{act, claim, start};
-use crate::rig::{Answer, Rig, Who, text};
+use crate::rig::{Answer, Rig, Who, text, until};
 
 const ANN: &str = "/apps/shop/users/ann/sessions";
 
@@ -610,4 +610,42 @@ async fn a_worker_of_another_agent_reads_messages_only() {
     claim(&other, "other").await;
     assert!(read(&payer, "s").await.to_string().contains("HIDDEN"));
     assert!(!read(&other, "s").await.to_string().contains("HIDDEN"));
+}
+
+#[tokio::test]
+async fn the_hidden_part_of_a_workers_event_expires_and_its_message_stays() {
+    let rig = Rig::with_clock().await;
+    let (ann, admin) = (rig.client("ann").await, rig.key(&["admin"]).await);
+    let worker = rig.key(&["worker", "operator"]).await;
+    let body = json!({"app": "shop", "name": "s", "ttl_seconds": 60, "ttl_mode": "fixed"});
+    let session = text(&ann.post("/v1/sessions", &body).await.ok(201), "id");
+    let spoken = json!({"id": "e", "author": "agent", "timestamp": 5.0, "content": {"role": "model",
+        "parts": [{"text": "Found it."}, {"functionCall": {"name": "f", "args": {"x": "HIDDEN"}}}]}});
+    append(&worker, "s", &spoken, None).await.ok(200);
+    let again = append(&worker, "s", &spoken, None).await;
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    let whole = read(&worker, "s").await;
+    assert_eq!(whole["events"], json!([spoken]));
+    let seen = read(&ann, "s").await;
+    assert_eq!(ids(&seen), ["e"]);
+    assert!(!seen.to_string().contains("HIDDEN"));
+    let messages = ann
+        .get(&format!("/v1/sessions/{session}/messages"))
+        .await
+        .ok(200);
+    assert_eq!(messages["messages"][0]["content"], "Found it.");
+    let step = json!({"step_seconds": 61});
+    admin.post("/v1/dev/clock", &step).await.ok(200);
+    let trace = format!("/v1/sessions/{session}/messages?view=trace");
+    let hidden_is_gone = || async {
+        let trace = worker.get(&trace).await.ok(200).to_string();
+        (!trace.contains("HIDDEN")).then_some(trace)
+    };
+    let trace = until("the hidden part is erased", hidden_is_gone).await;
+    assert!(trace.contains("Found it."), "{trace}");
+    for who in [&ann, &worker] {
+        let session = read(who, "s").await;
+        assert_eq!(ids(&session), ["e"]);
+        assert!(!session.to_string().contains("HIDDEN"));
+    }
 }

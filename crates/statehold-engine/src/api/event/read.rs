@@ -82,6 +82,8 @@ pub struct EventView {
     pub message: Option<(ItemRole, String)>,
     /// The request that it is in.
     pub request: RequestId,
+    /// Whether it is the message of an event that its reader sees whole: the item before it has the event.
+    is_message_of_hidden: bool,
 }
 
 /// Finds a session of an app and a user by its name, or by its id if it has none.
@@ -445,29 +447,23 @@ impl HistoryReader<'_> {
     ) -> Result<Vec<EventView>, EngineError> {
         let sees_all = works_for_session(self.caller, &summary.owner);
         let at = (summary.id, summary.revision);
-        let (mut events, mut before, mut seen) = (Vec::new(), None, 0);
-        let mut recent = query.recent.unwrap_or(usize::MAX);
-        while recent > 0 {
+        let (mut before, mut seen) = (None, 0);
+        let mut events = ReadEvents {
+            events: Vec::new(),
+            message: None,
+            query,
+            recent: query.recent.unwrap_or(usize::MAX),
+            left: self.left,
+        };
+        while events.recent > 0 {
             // Hidden items between the events do not count towards the answer.
-            let entries = recent.clamp(RECENT_ITEMS, ITEMS_PAGE);
+            let entries = events.recent.clamp(RECENT_ITEMS, ITEMS_PAGE);
             let read = |limit| self.engine.items(at, None, View::Trace, before, limit);
             let page = own_page(entries, read).await?;
             seen += page.items.len();
             for stored in &page.items {
-                let Some(event) = EventView::of(stored, sees_all) else {
-                    continue;
-                };
-                recent -= 1;
-                if query.since.is_none_or(|since| event.time >= since) {
-                    let bytes = stored.payload_bytes();
-                    if bytes > self.left {
-                        return Err(EngineError::PageTooSmall { bytes });
-                    }
-                    self.take(bytes);
-                    events.push(event);
-                }
-                if recent == 0 {
-                    break;
+                if let Some(event) = EventView::of(stored, sees_all) {
+                    events.add(event, stored.payload_bytes())?;
                 }
             }
             before = page.next;
@@ -478,7 +474,8 @@ impl HistoryReader<'_> {
                 return Err(too_large());
             }
         }
-        events.reverse();
+        let (events, left) = events.finish()?;
+        self.left = left;
         Ok(events)
     }
 
@@ -508,6 +505,57 @@ impl HistoryReader<'_> {
     }
 }
 
+/// Collects events from the newest on.
+struct ReadEvents {
+    events: Vec<EventView>,
+    /// The message of an event whose hidden part is the next item, with its bytes.
+    message: Option<(EventView, u64)>,
+    query: EventQuery,
+    /// How many more events the query takes.
+    recent: usize,
+    /// How many more bytes the answer may have.
+    left: u64,
+}
+
+impl ReadEvents {
+    fn add(&mut self, event: EventView, bytes: u64) -> Result<(), EngineError> {
+        if let Some((message, bytes)) = self.message.take()
+            && message.id != event.id
+        {
+            self.push(message, bytes)?;
+        }
+        if event.is_message_of_hidden {
+            self.message = Some((event, bytes));
+            return Ok(());
+        }
+        self.push(event, bytes)
+    }
+
+    fn push(&mut self, event: EventView, bytes: u64) -> Result<(), EngineError> {
+        if self.recent == 0 {
+            return Ok(());
+        }
+        self.recent -= 1;
+        if self.query.since.is_none_or(|since| event.time >= since) {
+            if bytes > self.left {
+                return Err(EngineError::PageTooSmall { bytes });
+            }
+            self.left -= bytes;
+            self.events.push(event);
+        }
+        Ok(())
+    }
+
+    /// The events, oldest first, and the bytes that are left.
+    fn finish(mut self) -> Result<(Vec<EventView>, u64), EngineError> {
+        if let Some((message, bytes)) = self.message.take() {
+            self.push(message, bytes)?;
+        }
+        self.events.reverse();
+        Ok((self.events, self.left))
+    }
+}
+
 impl EventView {
     /// The event or message that an item is. None if it is neither, or the reader may not see it.
     fn of(stored: &StoredItem, sees_all: bool) -> Option<Self> {
@@ -529,6 +577,7 @@ impl EventView {
             let role = placed.item.role.unwrap_or(ItemRole::Assistant);
             (role, text_of(&content))
         });
+        let is_message_of_hidden = sees_all && json.is_none() && body.event.is_some();
         let (id, time) = match body.event {
             Some(mark) => (mark.id, mark.time),
             None => (placed.item.id.to_string(), seconds(stored.at)),
@@ -539,6 +588,7 @@ impl EventView {
             json,
             message,
             request: placed.request,
+            is_message_of_hidden,
         })
     }
 }

@@ -72,11 +72,11 @@ impl EventRecorder<'_> {
         let stored = self.write.engine.record(session, revision).await?;
         let events = stored.iter().flat_map(|one| &one.record.content.events);
         let items = events.filter_map(|event| match event {
-            // The events that it answers come before it.
-            Event::ItemsAppended { items, .. } => items.last(),
+            Event::ItemsAppended { items, .. } => Some(items),
             _ => None,
         });
-        for item in items {
+        // The questions that it answers come before it, and its message behind it.
+        for item in items.flat_map(|items| items.iter().rev()) {
             let body: ItemBody = parse(payload(&stored, item.body));
             let (Some(mark), Some(json)) = (body.event, body.data) else {
                 continue;

@@ -127,6 +127,18 @@ pub(super) fn key_of(text: &str, scope: Option<Scope>) -> Result<StateKey, Engin
     }
 }
 
+/// Parses a key to read. Session keys that ADK's routes wrote may have a prefix that is no scope; a scope in other
+/// letters is a mistake.
+pub(super) fn read_key(text: &str, scope: Option<Scope>) -> Result<StateKey, EngineError> {
+    let prefix = text.split_once(':').map(|(prefix, _)| prefix);
+    let scopes = ["app", "user", "temp"];
+    let is_scope = |prefix: &str| scopes.iter().any(|name| name.eq_ignore_ascii_case(prefix));
+    if scope.is_some() || prefix.is_none_or(is_scope) {
+        return key_of(text, scope);
+    }
+    StateKey::lenient(text).map_err(|error| bad_key(text, error.to_string()))
+}
+
 fn scope_prefix(scope: Option<Scope>) -> &'static str {
     match scope {
         Some(Scope::App) => "app:",
@@ -153,7 +165,7 @@ pub(super) fn prefix_text(text: &str, scope: Option<Scope>) -> Result<String, En
     let full = with_scope(text, scope);
     let is_bare = matches!(full.as_str(), "" | "app:" | "user:" | "temp:");
     if !is_bare {
-        key_of(&full, scope)?;
+        read_key(&full, scope)?;
     }
     Ok(full)
 }

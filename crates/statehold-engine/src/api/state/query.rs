@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::scope::{Scope, StateKey};
 use statehold_store::KeyRange;
 
-use super::input::{key_of, prefix_text};
+use super::input::{prefix_text, read_key};
 use crate::error::EngineError;
 
 /// How many keys one read may name.
@@ -52,7 +52,7 @@ impl StateQueryInput {
     /// If a key is malformed, there are too many, or `keys` is combined with a range.
     pub fn parse(self, scope: Option<Scope>) -> Result<StateQuery, EngineError> {
         let keys = self.keys.as_deref().map(|keys| keys.split(','));
-        let keys = keys.map(|keys| keys.map(|key| key_of(key, scope)).collect());
+        let keys = keys.map(|keys| keys.map(|key| read_key(key, scope)).collect());
         let mut keys: Option<Vec<StateKey>> = keys.transpose()?;
         if keys.is_some() && self.prefix.is_some() {
             let detail = "`keys` names keys and `prefix` a range of them: use one of the two";
@@ -69,7 +69,7 @@ impl StateQueryInput {
             keys.sort_by(|a, b| place_of(a).cmp(&place_of(b)));
             keys.dedup();
         }
-        let after = self.after.as_deref().map(|key| key_of(key, scope));
+        let after = self.after.as_deref().map(|key| read_key(key, scope));
         let mut query = StateQuery {
             ranges: Vec::new(),
             scope,

@@ -122,9 +122,9 @@ async fn a_malformed_part_is_refused_with_the_reason() {
         "keys=",
         "keys=a,,b",
         "keys=a&prefix=b",
-        "keys=other:a",
-        "prefix=other:a",
-        "after=other:a",
+        "keys=User:a",
+        "prefix=USER:a",
+        "after=Temp:a",
         &format!("keys={many}"),
     ] {
         let answer = ann.get(&format!("{}?{query}", path(&session))).await;

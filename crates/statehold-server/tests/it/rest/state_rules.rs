@@ -173,9 +173,29 @@ async fn a_prefix_that_only_adk_knows_escapes_no_schema() {
         answer.ok(422);
         assert_eq!(answer.header("x-statehold-error"), Some("invalid_state"));
     }
+    let fits = json!({"stateDelta": {"other:x": "y"}});
+    let path = format!("{sessions}/s");
+    let answer = ann.patch(&path, &fits).await;
+    answer.ok(200);
+    let session = answer.header("x-statehold-session").expect("a session");
+    let parts = ["keys=other:x", "prefix=other:", "keys=other:x&after=a"];
+    for part in parts {
+        let state = ann
+            .get(&format!("/v1/sessions/{session}/state?{part}"))
+            .await;
+        assert_eq!(state.ok(200)["state"], json!({"other:x": "y"}), "{part}");
+    }
+    let written = json!({"set": {"other:x": "z"}});
+    let path = format!("/v1/sessions/{session}/state");
+    ann.patch(&path, &written)
+        .await
+        .refused(422, "bad_state_key");
     let found = ann.get(&format!("{sessions}/s")).await.ok(200);
-    assert_eq!(found["state"], json!({"a": "b", "user:n": 1}));
-    assert_eq!(found["events"], json!([]));
+    assert_eq!(
+        found["state"],
+        json!({"a": "b", "other:x": "y", "user:n": 1})
+    );
+    assert_eq!(found["events"].as_array().map(Vec::len), Some(1));
     ann.get(&format!("{sessions}/t")).await.ok(404);
 }
 
