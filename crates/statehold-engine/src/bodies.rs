@@ -44,7 +44,7 @@ pub struct ItemBody {
     pub parts: Vec<PartBody>,
 }
 
-/// What the server notes about an event of a framework.
+/// Metadata of an event of a framework.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventMark {
     /// The id that its framework gave it.

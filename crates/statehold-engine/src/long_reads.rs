@@ -3,13 +3,15 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use statehold_core::ids::SessionId;
+use statehold_core::session::SessionState;
+use tokio::sync::Semaphore;
 
 use crate::caller::Caller;
 use crate::commit::idempotency::digest;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::locks::{KeyLock, KeyedLocks};
+use crate::locks::KeyedLocks;
 
 /// The line in which long reads wait.
 #[derive(Debug)]
@@ -28,24 +30,36 @@ impl Default for LongReads {
     }
 }
 
-/// The right to read, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct LongRead {
-    _turn: OwnedSemaphorePermit,
-    _place: KeyLock,
-}
-
 impl Engine {
-    /// Waits for the caller's turn to read long.
-    pub(crate) async fn long_read(&self, caller: &Caller) -> Result<LongRead, EngineError> {
+    /// The state that a session had at an earlier revision, in the caller's turn.
+    pub(crate) async fn load_past(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+        revision: u64,
+    ) -> Result<Option<SessionState>, EngineError> {
+        let store = Arc::clone(&self.inner().store);
+        let read = async move { store.load_at(session, revision).await };
+        Ok(self.long_read(caller, read).await??)
+    }
+
+    /// Waits for the caller's turn, and reads. The turn lasts as long as the read, also if the call goes away:
+    /// the reading thread is busy until then.
+    pub(crate) async fn long_read<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        read: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, EngineError> {
         let reads = &self.inner().long_reads;
         let principal = caller.principal.to_string();
         let place = digest(&[b"long read", principal.as_bytes()]);
         let place = reads.places.lock(place).await;
         let turn = Arc::clone(&reads.turn).acquire_owned().await;
-        Ok(LongRead {
-            _turn: turn.map_err(|_| EngineError::Stopping)?,
-            _place: place,
-        })
+        let turn = (place, turn.map_err(|_| EngineError::Stopping)?);
+        let read = async move {
+            let _turn = turn;
+            read.await
+        };
+        Ok(self.run_to_end(read).await)
     }
 }

@@ -129,7 +129,7 @@ pub(super) async fn read_answer(
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct StreamedMessage<'a> {
-    #[serde(borrow)]
+    #[serde(borrow, alias = "system_message")]
     system_message: Option<&'a RawValue>,
     error: Option<&'a RawValue>,
 }
@@ -147,12 +147,15 @@ struct SystemParts<'a> {
 #[serde(default, rename_all = "camelCase")]
 struct TextMessage {
     parts: Vec<Value>,
+    /// Some services write the names of the API's definition. A thought must not count as final by its spelling.
+    #[serde(alias = "text_type")]
     text_type: Value,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct DataMessage {
+    #[serde(alias = "generated_sql")]
     generated_sql: Option<String>,
     result: Option<ResultMessage>,
 }
@@ -163,6 +166,7 @@ struct ResultMessage {
     name: Option<String>,
     schema: Option<Raw>,
     data: Vec<Raw>,
+    #[serde(alias = "formatted_data")]
     formatted_data: Vec<Raw>,
 }
 
@@ -452,6 +456,30 @@ mod tests {
 
     fn json(text: &str) -> Raw {
         RawValue::from_string(text.to_owned()).expect("JSON")
+    }
+
+    #[test]
+    fn a_thought_is_not_final_however_its_type_is_spelt() {
+        for (message, is_final) in [
+            (
+                r#"{"systemMessage":{"text":{"parts":["x"],"textType":"THOUGHT"}}}"#,
+                false,
+            ),
+            (
+                r#"{"system_message":{"text":{"parts":["x"],"text_type":"THOUGHT"}}}"#,
+                false,
+            ),
+            (
+                r#"{"systemMessage":{"text":{"parts":["x"],"textType":"FINAL_RESPONSE","text_type":"THOUGHT"}}}"#,
+                false,
+            ),
+            (
+                r#"{"system_message":{"text":{"parts":["x"],"text_type":"FINAL_RESPONSE"}}}"#,
+                true,
+            ),
+        ] {
+            assert_eq!(is_final_text(&json(message)), is_final, "{message}");
+        }
     }
 
     #[test]

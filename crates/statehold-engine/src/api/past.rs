@@ -2,6 +2,8 @@
 
 mod diff;
 
+use std::sync::Arc;
+
 use statehold_core::ids::SessionId;
 use statehold_core::scope::StateKey;
 use statehold_core::tenant::TenantEvent;
@@ -39,8 +41,9 @@ pub async fn state(
         after,
         limit,
     };
-    let _turn = engine.long_read(caller).await?;
-    let page = engine.inner().store.past_state(session, query).await?;
+    let store = Arc::clone(&engine.inner().store);
+    let read = async move { store.past_state(session, query).await };
+    let page = engine.long_read(caller, read).await??;
     Ok(StateView::of(&StateQuery::default(), page, at))
 }
 

@@ -216,7 +216,7 @@ impl<'a> SessionWrite<'a> {
         view: impl Fn(&DecidedCommit<'_>) -> Option<V> + Send + Sync,
     ) -> Result<Receipt<V>, EngineError> {
         let (inner, session) = (self.engine.inner(), self.session);
-        // Held until the commit: nobody else knows the mailbox, so it would count as idle.
+        // Held until the commit: an unknown mailbox counts as idle, and idle ones are evicted.
         let mailbox = inner.new_mailbox(session);
         mailbox.begin_with(origin).await;
         let receipt = self.commit(&Command::Fork { session }, view).await;

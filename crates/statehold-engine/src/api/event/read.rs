@@ -50,7 +50,7 @@ const RECENT_ITEMS: usize = 64;
 pub struct EventQuery {
     /// At most this many of the newest events.
     pub recent: Option<usize>,
-    /// Those with this time or a later one, in seconds since 1970.
+    /// Only events with this time or a later one, in seconds since 1970.
     pub since: Option<f64>,
 }
 
@@ -351,8 +351,7 @@ pub async fn values_before(
     };
     let ended = store.ended_request(first).await?;
     let revision = ended.ok_or(EngineError::NotFound)?.started_by;
-    let _turn = engine.long_read(caller).await?;
-    let then = store.load_at(session, revision - 1).await?;
+    let then = engine.load_past(caller, session, revision - 1).await?;
     let then = then.ok_or(EngineError::NotFound)?.keys;
     let places = keys.into_iter().filter_map(|key| {
         let key = StateKey::lenient(&key).ok()?;

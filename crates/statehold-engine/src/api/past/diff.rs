@@ -82,10 +82,9 @@ pub async fn diff(
         to,
         skip: 0,
     });
-    let _turn = engine.long_read(caller).await?;
     let records = records_of(engine, session, &place, limit.entries).await?;
     let through = records.last().map_or(place.to, |last| last.content.seq);
-    let changes = changes_in(engine, session, place.from, &records, input).await?;
+    let changes = changes_in(engine, caller, (session, place.from), &records, input).await?;
     let mut view = SessionDiff::new(session, (place.from, through));
     if place.skip == 0 {
         for record in &records {
@@ -164,8 +163,8 @@ struct Blame {
 /// The changes in records, per key or one per write.
 async fn changes_in(
     engine: &Engine,
-    session: SessionId,
-    from: u64,
+    caller: &Caller,
+    (session, from): (SessionId, u64),
     records: &[Record],
     input: &DiffInput,
 ) -> Result<Vec<KeyChange>, EngineError> {
@@ -175,7 +174,7 @@ async fn changes_in(
     if writes.is_empty() {
         return Ok(Vec::new());
     }
-    let then = engine.inner().store.load_at(session, from).await?;
+    let then = engine.load_past(caller, session, from).await?;
     let then = then.map(|then| then.keys).unwrap_or_default();
     let mut versions: BTreeMap<&StateKey, Option<u64>> = BTreeMap::new();
     let mut every = Vec::with_capacity(writes.len());

@@ -49,10 +49,7 @@ pub async fn fork(
         let detail = format!("`at` is a revision of the session: 1 to {current}");
         return Err(EngineError::invalid("at", detail));
     }
-    let state = {
-        let _turn = engine.long_read(caller).await?;
-        forkable_state(engine, origin, at).await?
-    };
+    let state = forkable_state(engine, caller, origin, at).await?;
     let user = engine.user_name(&owner.tenant, owner.user).await?;
     let session = fresh_session(engine, &owner, &user)?;
     let forked_from = (state.session, at);
@@ -78,11 +75,12 @@ pub async fn fork(
 /// forbids forks there.
 async fn forkable_state(
     engine: &Engine,
+    caller: &Caller,
     origin: SessionId,
     at: u64,
 ) -> Result<SessionState, EngineError> {
     let store = &engine.inner().store;
-    let state = store.load_at(origin, at).await?;
+    let state = engine.load_past(caller, origin, at).await?;
     let state = state.ok_or(EngineError::NotFound)?;
     if state.session != origin {
         let shared = store.session(state.session).await?;
@@ -134,10 +132,7 @@ pub(crate) async fn fork_to_start(
     let owner = engine.authorise(caller, origin, &Act::Start).await?;
     let user = engine.user_name(&owner.tenant, owner.user).await?;
     let session = fresh_session(engine, &owner, &user)?;
-    let state = {
-        let _turn = engine.long_read(caller).await?;
-        forkable_state(engine, origin, at).await?
-    };
+    let state = forkable_state(engine, caller, origin, at).await?;
     let call = Call::by(caller.clone());
     let write = SessionWrite {
         authority: Authority::Starter,
@@ -207,9 +202,8 @@ async fn require_kept(
     if kept == to {
         return Ok(());
     }
-    let _turn = engine.long_read(caller).await?;
     let items = async |revision| {
-        let state = store.load_at(session, revision).await?;
+        let state = engine.load_past(caller, session, revision).await?;
         Ok::<_, EngineError>(state.map(|state| state.items_appended))
     };
     if items(kept).await? == items(to).await? {
