@@ -220,18 +220,23 @@ pub async fn answer(
         return Ok(receipt);
     }
     recorder.require_writable_state().await?;
-    let mut holds: Vec<HoldDetail> = Vec::new();
-    for answer in &answers {
+    let mut decisions: Vec<(HoldDetail, DecisionInput)> = Vec::new();
+    for answer in answers {
         let shown = engine.hold_in(memory, &call.caller, answer.hold).await?;
         if shown.session.id != session {
             return Err(EngineError::NotFound);
         }
-        if holds.iter().any(|known| known.hold.id == answer.hold) {
+        if decisions
+            .iter()
+            .any(|(known, _)| known.hold.id == answer.hold)
+        {
             let detail = "an event answers each request for a confirmation once";
             return Err(EngineError::invalid("event", detail));
         }
         hold::require_decider(shown.why_not.as_ref(), shown.closed.is_some())?;
-        holds.push(shown);
+        let decision = answer.into_decision();
+        require_digest(&shown, &decision)?;
+        decisions.push((shown, decision));
     }
     let mut deciding = Call {
         key: None,
@@ -239,21 +244,8 @@ pub async fn answer(
     };
     // The key of a decision outlives a crash between the decision and the event.
     let key = format!("event {}", event.id);
-    for (answer, shown) in answers.into_iter().zip(&holds) {
-        let decision = if answer.is_confirmed {
-            DecisionKind::Approve
-        } else {
-            DecisionKind::Reject
-        };
-        let input = DecisionInput {
-            decision,
-            digest: answer.digest,
-            args: None,
-            content: None,
-            comment: None,
-            reason: None,
-        };
-        hold::decide_shown(engine, &deciding, Some(&key), shown, input).await?;
+    for (shown, decision) in decisions {
+        hold::decide_shown(engine, &deciding, Some(&key), &shown, decision).await?;
         // The first decision was made on the revision that the caller knew; the rest follows from it.
         deciding.if_revision = None;
     }
@@ -262,6 +254,37 @@ pub async fn answer(
         ..call.clone()
     };
     append_with_questions(engine, &call, session, questions, event).await
+}
+
+impl HoldAnswer {
+    fn into_decision(self) -> DecisionInput {
+        let decision = if self.is_confirmed {
+            DecisionKind::Approve
+        } else {
+            DecisionKind::Reject
+        };
+        DecisionInput {
+            decision,
+            digest: self.digest,
+            args: None,
+            content: None,
+            comment: None,
+            reason: None,
+        }
+    }
+}
+
+/// Refuses an approval of another action than the stored one, as the core does: before the first of several decisions.
+fn require_digest(shown: &HoldDetail, decision: &DecisionInput) -> Result<(), EngineError> {
+    match (shown.hold.digest, decision.digest()?) {
+        (Some(expected), Some(given)) if given != expected => {
+            Err(Rejection::DigestMismatch { expected }.into())
+        }
+        (Some(_), None) if decision.decision == DecisionKind::Approve => {
+            Err(Rejection::DigestMissing.into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads the holds that an event of this session answers.

@@ -487,8 +487,28 @@ async fn an_event_that_is_refused_decides_nothing() {
     event["actions"] = json!({});
     event["content"]["parts"] = json!([part, part]);
     append(&boss, "s", &event, None).await.ok(422);
-    let open = boss.get(&format!("/v1/holds/{id}")).await.ok(200);
-    assert_eq!(open["status"], "open");
+    // Of two answers the second approves another action, so the first decides nothing either.
+    let other = held(&rig, &ann, "t").await;
+    let session = native(&ann, "s").await;
+    let worker = rig.key(&["worker"]).await;
+    start(&ann, &session, "payer", "pay more").await;
+    let request = claim(&worker, "payer").await;
+    let action = json!({"tool": "internal_pay", "args": {"sum": 2}});
+    let second = json!({"kind": "approval", "title": "More?", "action": action});
+    let second = act(&worker, &request, "holds", second).await.ok(201);
+    let mut wrong = confirmation("yes", &second, true);
+    wrong["content"]["parts"][0]["functionResponse"]["response"]["payload"] =
+        json!({"digest": other["action"]["digest"]});
+    event["content"]["parts"] = json!([part, wrong["content"]["parts"][0]]);
+    refused(
+        &append(&boss, "s", &event, None).await,
+        409,
+        "digest_mismatch",
+    );
+    for hold in [id, text(&second, "id")] {
+        let open = boss.get(&format!("/v1/holds/{hold}")).await.ok(200);
+        assert_eq!(open["status"], "open");
+    }
 }
 
 #[tokio::test]
