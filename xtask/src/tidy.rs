@@ -47,9 +47,9 @@ const DIRECTION: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Features for tests: planted bugs of the core, raw commands of the engine. Only unpublished crates may
-/// switch them on outside of their tests.
-const TEST_FEATURES: &[&str] = &["mutants", "testing"];
+/// Features for tests: planted bugs of the core, raw commands of the engine, fixtures of the server. Only
+/// unpublished crates may switch them on outside of their tests.
+const TEST_FEATURES: &[&str] = &["conformance", "mutants", "testing"];
 const UNPUBLISHED: &[&str] = &["statehold-model", "statehold-testkit"];
 
 /// The core does no I/O: its dependency list is closed.

@@ -35,6 +35,8 @@ pub const REMOVED_KEY_BYTES_MAX: usize = 1024 * 1024;
 pub const PAYLOAD_BYTES_MAX: u32 = 64 * 1024 * 1024;
 /// Elements of a list, or members of an object with those of the objects in it, that a merge may leave.
 pub const MERGED_ELEMENTS_MAX: usize = 100_000;
+/// Values of each side of a merge, counted before it is parsed: in memory a value takes many times its bytes.
+pub const MERGE_SIDE_VALUES_MAX: usize = 4 * MERGED_ELEMENTS_MAX;
 /// Longest value that a merge may leave, as compact JSON, in bytes. A merge costs the whole value, however
 /// little is added, so this is lower than the limit of a plain write.
 pub const MERGED_BYTES_MAX: usize = 8 * 1024 * 1024;

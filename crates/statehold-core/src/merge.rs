@@ -12,7 +12,9 @@ use std::hash::{Hash, Hasher};
 
 use serde_json::{Map, Number, Value};
 
-use crate::limits::{EXACT_INTEGER_MAX, MERGED_BYTES_MAX, MERGED_ELEMENTS_MAX};
+use crate::limits::{
+    EXACT_INTEGER_MAX, MERGE_SIDE_VALUES_MAX, MERGED_BYTES_MAX, MERGED_ELEMENTS_MAX,
+};
 use crate::scope::MergePolicy;
 
 /// Why two values do not merge.
@@ -41,6 +43,12 @@ pub enum MergeError {
         "the merged value would have more than {MERGED_ELEMENTS_MAX} elements; spread it over several keys"
     )]
     TooManyElements,
+    /// One side has too many values, whatever the result has.
+    #[error(
+        "a side of the merge has more than {MERGE_SIDE_VALUES_MAX} values; send fewer at a time, or spread them over \
+         several keys"
+    )]
+    TooManyValues,
     /// The result has too many bytes.
     #[error(
         "the merged value would have more than {MERGED_BYTES_MAX} bytes; spread it over several keys"
@@ -86,7 +94,26 @@ pub fn merge_json(
 }
 
 fn parse(json: &[u8]) -> Result<Value, MergeError> {
+    if values(json) > MERGE_SIDE_VALUES_MAX {
+        return Err(MergeError::TooManyValues);
+    }
     serde_json::from_slice(json).map_err(|_| MergeError::NotJson)
+}
+
+/// How many values JSON has, with those inside of others: one, and one more behind each bracket and comma. Empty lists
+/// and objects count twice.
+fn values(json: &[u8]) -> usize {
+    let (mut count, mut in_string, mut is_escaped) = (1, false, false);
+    for byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if in_string => is_escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' | b',' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// How many elements a list has, or how many members an object and the objects in it have.

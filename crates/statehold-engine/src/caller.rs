@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use statehold_core::digest::Digest;
-use statehold_core::ids::UserId;
+use statehold_core::ids::{SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::principal::{Actor, Principal};
 use statehold_store::ApiKey;
@@ -102,6 +102,8 @@ pub struct Caller {
     pub new_user: Option<NewUser>,
     /// The agents the caller may work for; empty means any.
     pub agents: BTreeSet<Name>,
+    /// If set, the caller has a read token: it has no roles, and may read this session as its user does.
+    pub only_session: Option<SessionId>,
     /// The digest of the caller's API key. A call whose key ends while it waits does nothing more.
     pub key: Option<Digest>,
 }
@@ -117,6 +119,7 @@ impl Caller {
             user: None,
             new_user: None,
             agents: BTreeSet::new(),
+            only_session: None,
             key: None,
         }
     }
@@ -136,6 +139,7 @@ impl Caller {
             user: None,
             new_user: None,
             agents: BTreeSet::new(),
+            only_session: None,
             key: None,
         }
     }
@@ -153,7 +157,27 @@ impl Caller {
             user: key.user,
             new_user: None,
             agents: key.agents.clone(),
+            only_session: None,
             key: Some(key.secret),
+        }
+    }
+
+    /// The holder of a read token of a session of this user. `key` is the API key that the token was made with.
+    pub(crate) fn with_read_token(
+        (tenant, user): (Name, UserId),
+        session: SessionId,
+        key: Option<Digest>,
+    ) -> Self {
+        Self {
+            tenant,
+            principal: Principal::User(user),
+            key_owner: None,
+            roles: Roles::default(),
+            user: Some(user),
+            new_user: None,
+            agents: BTreeSet::new(),
+            only_session: Some(session),
+            key,
         }
     }
 

@@ -34,6 +34,7 @@ use crate::shares::Shares;
 use crate::swap::Swap;
 use crate::temp::Temps;
 use crate::users::Users;
+use crate::watch::Watches;
 
 /// How many sessions stay in memory, unless more are in use at once.
 const HOT_SESSIONS: usize = 20_000;
@@ -120,6 +121,7 @@ pub(crate) struct Inner {
     /// How many answers are kept for idempotency keys, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
+    pub(crate) watches: Arc<Watches>,
     pub(crate) drafts: Arc<Drafts>,
     pub(crate) hold_keys: Arc<dyn HoldKeys>,
     pub(crate) sealed_calls: SealedCalls,
@@ -194,6 +196,7 @@ impl Engine {
             long_reads: LongReads::default(),
             answers_kept,
             temps: Temps::default(),
+            watches: Arc::default(),
             drafts: Arc::default(),
             users: Users::default(),
             due_walk: DueWalk::default(),

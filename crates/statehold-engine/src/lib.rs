@@ -35,6 +35,7 @@ mod temp;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod users;
+mod watch;
 
 pub use addresses::{Resumable, SigningSecret};
 pub use answer_memory::{AnswerMemory, OwnMemory, SMALL_PAYLOAD_BYTES};

@@ -5,6 +5,7 @@ mod adk;
 mod analytics;
 mod chat;
 mod http;
+mod mcp;
 mod native;
 mod openai;
 mod openapi;
@@ -48,6 +49,7 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         router = router.route(path, any(analytics::serve));
     }
     adk::add_routes(router)
+        .route(mcp::PATH, any(mcp::serve))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{model}", get(openai::models::read))

@@ -29,7 +29,7 @@ const MOST: Duration = Duration::from_mins(1);
 
 /// After so many kills everything is compared, the clients begin with new sessions, and the harness forgets
 /// all but the revisions of the old ones: its memory does not grow with the number of kills.
-const KILLS_PER_ROUND: usize = 250;
+const KILLS_PER_ROUND: usize = 100;
 
 /// Bytes of the clients' logs, about a hundred calls: fewer would be a kill of an idle server.
 const TOLD_BETWEEN_KILLS: u64 = 64 << 10;

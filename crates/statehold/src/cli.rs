@@ -17,6 +17,7 @@ mod frame;
 mod globals;
 mod hold;
 mod items;
+mod mcp;
 mod output;
 mod printable;
 mod resolve;
@@ -78,6 +79,8 @@ enum CliCommand {
     /// List and show agents, or make the server reload its configuration.
     #[command(subcommand)]
     Agents(agents::AgentsCommand),
+    /// Serve conversations over MCP on standard input and output, for programs that start their servers.
+    Mcp(mcp::McpArgs),
     /// Create, list and revoke API keys.
     Token(token::TokenArgs),
     /// Show who did what, and verify that no record was changed.
@@ -115,6 +118,7 @@ impl Cli {
             CliCommand::Approvals(approvals) => approvals.run(globals, &output),
             CliCommand::State(state) => state.run(globals, &output),
             CliCommand::Agents(agents) => agents.run(globals, &output),
+            CliCommand::Mcp(mcp) => mcp.run(globals, &output),
             CliCommand::Token(token) => token.run(globals, &output),
             CliCommand::Audit(audit) => audit.run(globals, &output),
             CliCommand::Doctor(doctor) => doctor.run(globals, &output),

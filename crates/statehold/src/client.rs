@@ -7,6 +7,7 @@
 mod address;
 mod events;
 mod feed;
+mod mcp;
 mod problem;
 
 use std::time::Duration;

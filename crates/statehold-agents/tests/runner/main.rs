@@ -14,6 +14,7 @@ mod routed;
 mod scopes;
 mod unanswered;
 mod waits;
+mod watched;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -26,7 +26,7 @@ use crate::llm::{Declared, assistant_book, model_spec};
 use crate::rig::{PATIENCE, Rig, agent, book, name, router};
 
 /// The reads of timers, which look by the clock.
-const OF_TIMERS: [&str; 6] = [
+pub(crate) const OF_TIMERS: [&str; 6] = [
     "due",
     "due_in",
     "erase_some",

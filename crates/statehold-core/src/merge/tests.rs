@@ -395,3 +395,27 @@ fn bytes_that_are_not_json_do_not_merge() {
         assert_eq!(found, Err(MergeError::NotJson));
     }
 }
+
+#[test]
+fn a_side_with_too_many_values_is_refused_before_it_is_parsed() {
+    // As many as allowed: the list, and each of its elements twice, because they are empty.
+    let most = (MERGE_SIDE_VALUES_MAX - 2) / 2;
+    let list = |count: usize| format!("[{}]", vec!["{}"; count].join(",")).into_bytes();
+    assert_eq!(values(&list(most)), MERGE_SIDE_VALUES_MAX - 1);
+    assert_eq!(
+        merge_json(MergePolicy::Union, None, &list(most)),
+        Ok(b"[{}]".to_vec())
+    );
+    let many = list(most + 1);
+    assert_eq!(
+        merge_json(MergePolicy::Union, None, &many),
+        Err(MergeError::TooManyValues)
+    );
+    let one = b"[{}]";
+    assert_eq!(
+        merge_json(MergePolicy::Append, Some(&many), one),
+        Err(MergeError::TooManyValues)
+    );
+    // Brackets and commas in texts are no values.
+    assert_eq!(values(br#"["[,{\",[", 1]"#), 3);
+}

@@ -59,7 +59,7 @@ pub struct AgentToolView {
     pub approval: &'static str,
 }
 
-/// Lists the declared agents, and each agent that only a policy names, as the worker that `worker` declares.
+/// Lists the declared agents, none for the holder of a read token; and each agent that only a policy names, as the worker that `worker` declares.
 /// Declarations come without tools and address: the engine adds them.
 pub fn list(
     engine: &Engine,
@@ -74,6 +74,7 @@ pub fn list(
         known.entry(agent.name.clone()).or_insert(agent);
     }
     let agents = known.into_values();
+    let agents = agents.filter(|_| caller.only_session.is_none());
     let agents = agents.map(|agent| agent.completed(engine, caller, &policies));
     AgentList {
         agents: agents.collect(),
@@ -95,6 +96,7 @@ pub fn read(
     let policies = engine.policies();
     let is_named = policies.agents.contains_key(agent);
     let found = declared.or_else(|| is_named.then(|| worker(agent)));
+    let found = found.filter(|_| caller.only_session.is_none());
     let found = found.ok_or(EngineError::NotFound)?;
     Ok(found.completed(engine, caller, &policies))
 }

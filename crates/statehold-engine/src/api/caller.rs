@@ -1,11 +1,17 @@
 //! Callers: who sends a call, for which user, and whether their API key is still valid.
 
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
+use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
+use statehold_core::time::Timestamp;
 
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::access::require_lister;
 
 /// The API key of a call, watched for its revocation. A call without a key has none to revoke.
 #[derive(Debug, Clone)]
@@ -13,6 +19,8 @@ pub struct KeyWatch {
     engine: Engine,
     /// The digest of the key.
     secret: Option<Digest>,
+    /// The end of a read token that was made with the key.
+    ends_at: Option<Timestamp>,
 }
 
 impl KeyWatch {
@@ -24,16 +32,34 @@ impl KeyWatch {
     /// Whether the key is neither revoked nor expired.
     pub fn is_valid(&self) -> bool {
         let valid = |secret| self.engine.caller_of(secret).is_some();
-        self.secret.is_none_or(valid)
+        let is_in_time = self.ends_at.is_none_or(|end| self.engine.now() < end);
+        is_in_time && self.secret.is_none_or(valid)
     }
 
     /// Waits until the key is no longer valid.
     pub async fn revoked(&self) {
         let mut changes = self.engine.inner().keys_changed.subscribe();
         while self.is_valid() {
-            // The sender lives as long as the engine.
-            drop(changes.changed().await);
+            let end = async {
+                match self.ends_at {
+                    Some(end) => tokio::time::sleep(self.until(end)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // The sender lives as long as the engine.
+                _ = changes.changed() => {}
+                () = end => {}
+            }
         }
+    }
+
+    fn until(&self, end: Timestamp) -> Duration {
+        let left = end
+            .as_micros()
+            .saturating_sub(self.engine.now().as_micros());
+        // Not less than a moment: the clock of the engine may stand still.
+        Duration::from_micros(left.try_into().unwrap_or(0)).max(Duration::from_millis(10))
     }
 }
 
@@ -51,6 +77,7 @@ pub async fn authenticate(
     let key = KeyWatch {
         engine: engine.clone(),
         secret: Some(digest),
+        ends_at: None,
     };
     Ok(engine.caller_of(digest).map(|caller| (caller, key)))
 }
@@ -65,8 +92,77 @@ pub fn local(engine: &Engine, tenant: &Name) -> (Caller, KeyWatch) {
     let key = KeyWatch {
         engine: engine.clone(),
         secret: None,
+        ends_at: None,
     };
     (Caller::local(tenant.clone()), key)
+}
+
+/// A read token of a session, as it is sealed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ReadToken {
+    /// The session.
+    pub session: SessionId,
+    /// Its tenant.
+    pub tenant: Name,
+    /// When the token ends.
+    pub ends_at: Timestamp,
+    /// The API key that it was made with. It ends with that key.
+    pub key: Option<Digest>,
+}
+
+/// A token that reads one session as its user does, for some time, and does nothing else.
+///
+/// # Errors
+///
+/// If the caller is not a client, an operator or an admin who may read the session.
+pub async fn read_token(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+    ttl_seconds: u64,
+) -> Result<ReadToken, EngineError> {
+    require_lister(caller)?;
+    engine.readable(caller, session).await?;
+    Ok(ReadToken {
+        session,
+        tenant: caller.tenant.clone(),
+        ends_at: engine.now().plus_ms(ttl_seconds.saturating_mul(1_000)),
+        key: caller.key,
+    })
+}
+
+/// The caller with a read token. None if it has ended, with its key or its session, too.
+///
+/// # Errors
+///
+/// If the store fails.
+pub async fn with_read_token(
+    engine: &Engine,
+    token: &ReadToken,
+) -> Result<Option<(Caller, KeyWatch)>, EngineError> {
+    if let Some(key) = token.key {
+        engine.load_key(key).await?;
+    }
+    let watch = KeyWatch {
+        engine: engine.clone(),
+        secret: token.key,
+        ends_at: Some(token.ends_at),
+    };
+    if !watch.is_valid() {
+        return Ok(None);
+    }
+    let state = match engine.durable_state(token.session).await {
+        Ok(state) => state,
+        Err(EngineError::NotFound) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let owner = state.owner.as_ref();
+    let owner = owner.filter(|owner| owner.tenant == token.tenant && !state.deleted);
+    Ok(owner.map(|owner| {
+        let named = (owner.tenant.clone(), owner.user);
+        let caller = Caller::with_read_token(named, token.session, token.key);
+        (caller, watch)
+    }))
 }
 
 /// The same backend, acting for one of its users by name. Stores nothing: a user who is not known gets stored with

@@ -281,6 +281,19 @@ pub async fn read(
     })
 }
 
+/// The newest durable revision of a session.
+///
+/// # Errors
+///
+/// If the caller may not read it.
+pub async fn revision(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+) -> Result<u64, EngineError> {
+    Ok(engine.readable(caller, session).await?.revision)
+}
+
 /// Changes the name, the labels or the time to live of a session.
 ///
 /// # Errors

@@ -15,6 +15,7 @@ use statehold_store::{Commit, StoreError};
 use super::mailbox::Mailbox;
 use crate::engine::{Engine, Inner};
 use crate::guard::credentials::PendingCredential;
+use crate::watch::ChangedParts;
 
 /// Why a worker may wait for a request.
 enum Awaited {
@@ -36,6 +37,7 @@ pub(super) struct Effects {
     /// Sealed arguments whose action has ended.
     unneeded: Vec<HoldId>,
     keeps_answer: bool,
+    parts: ChangedParts,
     credential: Option<PendingCredential>,
 }
 
@@ -88,6 +90,7 @@ impl Effects {
                 inner.unneeded_after(commit)
             },
             keeps_answer: commit.answer.is_some(),
+            parts: ChangedParts::of(commit),
             credential,
         }
     }
@@ -108,6 +111,7 @@ impl Engine {
             .fetch_add(effects.keeps_answer.into(), Ordering::Relaxed);
         inner.note_ahead(after);
         mailbox.announce(after);
+        inner.watches.note(after.session, effects.parts);
         if let Some(credential) = effects.credential {
             credential.settle();
         }

@@ -51,7 +51,9 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
     ) -> Result<Arc<SessionState>, EngineError> {
-        require_reader(caller)?;
+        if caller.only_session != Some(session) {
+            require_reader(caller)?;
+        }
         let state = self.durable_state(session).await?;
         require_access(caller, &state, |_| false)?;
         Ok(state)
@@ -86,6 +88,7 @@ fn require_access(
         owner.tenant == caller.tenant && !state.deleted && owner.agent.as_str() != STATE_KEEPER;
     let reads = caller.acts_for(owner.user)
         || caller.reads_all()
+        || caller.only_session == Some(state.session)
         || rights::works_in(caller, state, owner)
         || is_near(owner);
     if is_listed && reads {

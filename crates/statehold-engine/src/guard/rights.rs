@@ -266,7 +266,7 @@ pub(crate) fn require_scopes(caller: &Caller, patch: &StatePatch) -> Result<(), 
 }
 
 /// The input of a request is the only item of the user that a confined worker writes.
-fn require_own_items(caller: &Caller, items: &[NewItem]) -> Result<(), EngineError> {
+pub(crate) fn require_own_items(caller: &Caller, items: &[NewItem]) -> Result<(), EngineError> {
     let is_users = |item: &NewItem| item.role == Some(ItemRole::User);
     match items.iter().position(is_users) {
         Some(index) if caller.is_confined() => Err(EngineError::ItemMalformed {

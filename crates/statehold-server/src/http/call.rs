@@ -14,7 +14,7 @@ use statehold_agents::push::Guard;
 use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
-use statehold_engine::api::caller::{self, KeyWatch};
+use statehold_engine::api::caller::{self, KeyWatch, ReadToken};
 use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
     AnswerMemory, Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX,
@@ -27,12 +27,17 @@ use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::seal::Sealer;
 use crate::http::shares::{CallSlot, RateLimit, ServerShares};
+use crate::mcp::LegacySessions;
 use crate::reload::Reload;
 
 /// The payloads of a page, unless one entry has more.
 const PAGE_BYTES_MAX: u64 = 1024 * 1024;
 /// How long a call waits for the memory of its answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// How read tokens begin, and what they are sealed for.
+const TOKEN_PREFIX: &str = "sht_";
+const TOKEN: &str = "read token";
 
 /// How a server behaves towards its callers.
 #[derive(Debug, Clone)]
@@ -70,6 +75,9 @@ pub struct ServerOptions {
     pub scratch: Option<Arc<Scratch>>,
     /// Reloads the configuration. Without it, the server refuses to reload.
     pub reload: Option<Arc<dyn Reload>>,
+    /// Whether MCP has the tools, prompts and resources of its conformance suite.
+    #[cfg(feature = "conformance")]
+    pub mcp_fixtures: bool,
 }
 
 impl Default for ServerOptions {
@@ -90,6 +98,8 @@ impl Default for ServerOptions {
             answerers: Vec::new(),
             scratch: None,
             reload: None,
+            #[cfg(feature = "conformance")]
+            mcp_fixtures: false,
         }
     }
 }
@@ -108,6 +118,11 @@ pub(crate) struct AppState {
     tenant: Name,
     /// Answers still owed to chat clients, and holds they have seen.
     pub(crate) deliveries: Arc<DeliveryLog>,
+    /// Sessions of MCP clients of the older era.
+    pub(crate) mcp_sessions: LegacySessions,
+    /// Changes of lists that MCP fixtures announce.
+    #[cfg(feature = "conformance")]
+    pub(crate) mcp_lists: crate::mcp::ListChanges,
     /// Turns without a session that failed a short time ago.
     pub(crate) failed_calls: FailedCalls,
 }
@@ -136,6 +151,9 @@ impl App {
             metrics,
             tenant: "default".parse().expect("a fixed name is a name"),
             deliveries,
+            mcp_sessions: LegacySessions::default(),
+            #[cfg(feature = "conformance")]
+            mcp_lists: crate::mcp::ListChanges::default(),
             failed_calls: FailedCalls::default(),
         }))
     }
@@ -144,6 +162,9 @@ impl App {
     async fn authenticate(&self, parts: &Parts) -> Result<(Caller, KeyWatch), Problem> {
         let headers = &parts.headers;
         let secret = credential(headers)?;
+        if let Some(token) = secret.and_then(|secret| secret.strip_prefix(TOKEN_PREFIX)) {
+            return self.holder_of_token(token).await;
+        }
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
         let (caller, key) = match ours {
             Some(secret) => {
@@ -169,6 +190,22 @@ impl App {
         };
         let caller = caller::act_for(&self.engine, &caller, user).await?;
         Ok((caller, key))
+    }
+}
+
+impl AppState {
+    /// The text of a read token.
+    pub(crate) fn seal_token(&self, token: &ReadToken) -> String {
+        let content = serde_json::to_vec(token).unwrap_or_default();
+        format!("{TOKEN_PREFIX}{}", self.sealer.seal(TOKEN, &[], &content))
+    }
+
+    async fn holder_of_token(&self, text: &str) -> Result<(Caller, KeyWatch), Problem> {
+        let content = self.sealer.open(TOKEN, &[], text).ok();
+        let token = content.and_then(|content| serde_json::from_slice(&content).ok());
+        let token: ReadToken = token.ok_or_else(unauthenticated)?;
+        let found = caller::with_read_token(&self.engine, &token).await?;
+        found.ok_or_else(unauthenticated)
     }
 }
 

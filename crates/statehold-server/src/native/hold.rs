@@ -39,7 +39,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 #[derive(Debug, Deserialize, Serialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct HoldParams {
+pub(crate) struct HoldParams {
     /// `open` (default), `decided`, or an outcome: `approved`, `edited`, `answered`, `rejected`,
     /// `expired`, `cancelled`.
     #[param(value_type = Option<HoldStatusFilter>)]
@@ -76,11 +76,19 @@ struct HoldParams {
     get, path = "/v1/holds", tag = "holds", params(HoldParams),
     responses((status = 200, body = HoldPage))
 )]
-async fn list(context: CallContext, Params(mut params): Params<HoldParams>) -> Answer {
+async fn list(context: CallContext, Params(params): Params<HoldParams>) -> Answer {
+    Ok(plain(&page(&context, params).await?))
+}
+
+/// A page of holds.
+pub(crate) async fn page(
+    context: &CallContext,
+    mut params: HoldParams,
+) -> Result<HoldPage, Problem> {
     let limit = page_limit(params.limit.take(), PAGE_MAX)?;
     let begin = params.cursor.take();
     let filter_text = serde_json::to_string(&params).unwrap_or_default();
-    let cursor = Cursor::of(&context, "holds", &filter_text);
+    let cursor = Cursor::of(context, "holds", &filter_text);
     let after = cursor.open(begin.as_deref())?;
     let input = HoldListInput {
         filter: filter_of(&params)?,
@@ -89,11 +97,10 @@ async fn list(context: CallContext, Params(mut params): Params<HoldParams>) -> A
     let (engine, caller) = (context.engine(), &context.caller);
     let read = |page| api::hold::list(engine, caller, input.clone(), (after, page));
     let page = context.read_page(limit, read).await?;
-    let out = HoldPage {
+    Ok(HoldPage {
         holds: page.entries,
         next_cursor: page.next.map(|place| cursor.seal(place)),
-    };
-    Ok(plain(&out))
+    })
 }
 
 fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {

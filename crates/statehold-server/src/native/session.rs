@@ -7,6 +7,8 @@ use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::SessionStatus;
 use statehold_engine::api;
+use statehold_engine::api::json::{Time, to_body};
+use statehold_engine::api::message::{AppendedMessageInput, MessageWritten};
 use statehold_engine::api::past::{DiffInput, SessionDiff};
 use statehold_engine::api::schema::{Messages, SessionOrderWord, ViewWord};
 use statehold_engine::api::session::{
@@ -15,13 +17,13 @@ use statehold_engine::api::session::{
 };
 use statehold_engine::api::tree::TreeView;
 use statehold_engine::{PageLimit, SessionOrder};
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{
-    Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, name_in_query, page_limit, plain, revision,
-    shown, word_in_query,
+    Answer, AnswerHeaders, Cursor, PAGE_MAX, answer, committed, name_in_query, page_limit, plain,
+    revision, shown, word_in_query,
 };
 use crate::http::body::Payload;
 use crate::http::call::{App, CallContext, Params};
@@ -34,7 +36,8 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(close))
         .routes(routes!(fork))
         .routes(routes!(rewind))
-        .routes(routes!(messages))
+        .routes(routes!(messages, append))
+        .routes(routes!(make_token))
         .routes(routes!(tree))
         .routes(routes!(records))
         .routes(routes!(diff))
@@ -277,6 +280,67 @@ async fn messages(context: CallContext, Params(params): Params<MessageParams>) -
     let headers = AnswerHeaders::session(session).at(page.revision);
     Ok(shown(&page, headers))
 }
+
+/// Append a message that was said elsewhere.
+#[utoipa::path(
+    post, path = "/v1/sessions/{session_id}/messages", tag = "sessions",
+    request_body = AppendedMessageInput, responses((status = 201, body = MessageWritten))
+)]
+async fn append(context: CallContext, body: Payload<AppendedMessageInput>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let call = context.call(&body.bytes);
+    let written = api::message::append(context.engine(), &call, session, body.value).await?;
+    let headers = AnswerHeaders::session(session);
+    Ok(committed(StatusCode::CREATED, written, headers))
+}
+
+/// How long a token lasts.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ReadTokenIn)]
+struct TokenInput {
+    /// Seconds until the token ends; an hour if left out.
+    #[schema(minimum = 1, maximum = 86_400)]
+    ttl_seconds: Option<u64>,
+}
+
+/// A token that reads one session.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ReadToken)]
+struct TokenView {
+    /// The token, for `Authorization: Bearer`.
+    token: String,
+    session_id: SessionId,
+    expires_at: Time,
+}
+
+/// Make a token that reads this session as its user does, and nothing else.
+///
+/// It is not stored. It ends at its time, with the API key that made it, and with the session.
+#[utoipa::path(
+    post, path = "/v1/sessions/{session_id}/tokens", tag = "sessions", request_body = TokenInput,
+    responses((status = 201, body = TokenView))
+)]
+async fn make_token(context: CallContext, body: Payload<TokenInput>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let seconds = body.value.ttl_seconds.unwrap_or(TOKEN_SECONDS);
+    let made = api::caller::read_token(context.engine(), &context.caller, session, seconds).await?;
+    if !(1..=TOKEN_SECONDS_MAX).contains(&seconds) {
+        let detail = format!("`ttl_seconds` is 1 to {TOKEN_SECONDS_MAX}");
+        return Err(Problem::invalid(detail));
+    }
+    let view = TokenView {
+        token: context.app.seal_token(&made),
+        session_id: session,
+        expires_at: made.ends_at.into(),
+    };
+    let headers = AnswerHeaders::session(session);
+    Ok(answer(StatusCode::CREATED, to_body(&view), headers))
+}
+
+/// How long a token lasts, unless its maker says otherwise.
+const TOKEN_SECONDS: u64 = 60 * 60;
+const TOKEN_SECONDS_MAX: u64 = 24 * 60 * 60;
 
 /// Range of the tree.
 #[derive(Debug, Deserialize, IntoParams)]

@@ -29,7 +29,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct StateParams {
+pub(crate) struct StateParams {
     /// Also show the `temp:` values of this request, on the first page.
     request_id: Option<RequestId>,
     /// Only these keys, separated by commas, at most 256.
@@ -133,8 +133,19 @@ impl StatePart {
 )]
 async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answer {
     let session: SessionId = context.id("session_id")?;
+    let state = page(&context, session, params).await?;
+    let headers = AnswerHeaders::session(session).at(state.revision);
+    Ok(shown(&state, headers))
+}
+
+/// A page of the state of a session.
+pub(crate) async fn page(
+    context: &CallContext,
+    session: SessionId,
+    params: StateParams,
+) -> Result<StateView, Problem> {
     if let Some(at) = revision(params.at, "at")? {
-        return read_past(&context, session, at, &params).await;
+        return read_past(context, session, at, &params).await;
     }
     let has_provenance = params.provenance == Some(true);
     if has_provenance {
@@ -150,7 +161,7 @@ async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answ
     };
     let request = params.request_id;
     let part = StatePart::of(params.keys, params.prefix, params.after, params.reverse);
-    let cursor = Cursor::of(&context, "state", &part.filter(&session.to_string()));
+    let cursor = Cursor::of(context, "state", &part.filter(&session.to_string()));
     let (query, limit) = part.query(&cursor, params.cursor.as_deref(), None, limit)?;
     let (engine, caller) = (context.engine(), &context.caller);
     let read = |page| api::state::read(engine, caller, session, request, (&query, page));
@@ -159,8 +170,7 @@ async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answ
     if has_provenance {
         add_provenance(engine, caller, session, &mut state).await?;
     }
-    let headers = AnswerHeaders::session(session).at(state.revision);
-    Ok(shown(&state, headers))
+    Ok(state)
 }
 
 async fn read_past(
@@ -168,7 +178,7 @@ async fn read_past(
     session: SessionId,
     at: u64,
     params: &StateParams,
-) -> Answer {
+) -> Result<StateView, Problem> {
     let limit = page_limit(params.limit.or(Some(KEYS_MAX)), KEYS_MAX)?;
     if params.has_part() {
         let detail = "`at` reads all session keys: leave out `keys`, `prefix`, `after`, `reverse` and \
@@ -185,7 +195,7 @@ async fn read_past(
     let read = |page| api::past::state(engine, caller, session, at, (after.clone(), page));
     let (mut state, next) = context.read_page(limit, read).await?;
     state.next_cursor = next.map(|key| cursor.seal(key));
-    Ok(shown(&state, AnswerHeaders::session(session).at(at)))
+    Ok(state)
 }
 
 /// Write state of a session, its user or (as an admin) its app.

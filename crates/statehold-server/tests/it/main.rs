@@ -8,6 +8,7 @@ mod deciding;
 mod erasing;
 mod hidden;
 mod input;
+mod mcp;
 mod rest;
 mod rig;
 mod sealed;

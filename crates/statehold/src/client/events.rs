@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use http::Method;
 use http::header::{ACCEPT, CONTENT_TYPE};
-use reqwest::RequestBuilder;
+use reqwest::{RequestBuilder, Response};
 use serde_json::Value;
 use statehold_agents::outbound;
 use statehold_agents::sse::{self, EventError, Sse};
@@ -58,17 +58,22 @@ impl Client {
     pub(super) async fn open_events(&self, request: RequestBuilder) -> Result<Events, Failure> {
         let request = request.header(ACCEPT, "text/event-stream");
         let response = self.in_time(self.open(request)).await?;
-        // Comments are no events but signs of life, so silence is measured on the bytes.
-        let chunks = stream::unfold(response, |mut response| async move {
-            let chunk = match timeout(SILENCE_MAX, response.chunk()).await {
-                Ok(Ok(chunk)) => Ok(chunk?),
-                Ok(Err(error)) => Err(io::Error::other(outbound::root_cause(&error))),
-                Err(_) => Err(io::Error::other("the server is silent")),
-            };
-            Some((chunk, response))
-        });
-        Ok(sse::events(chunks, EVENT_BYTES_MAX).boxed())
+        Ok(events_of(response))
     }
+}
+
+/// The events of an answer.
+pub(super) fn events_of(response: Response) -> Events {
+    // Comments are no events but signs of life, so silence is measured on the bytes.
+    let chunks = stream::unfold(response, |mut response| async move {
+        let chunk = match timeout(SILENCE_MAX, response.chunk()).await {
+            Ok(Ok(chunk)) => Ok(chunk?),
+            Ok(Err(error)) => Err(io::Error::other(outbound::root_cause(&error))),
+            Err(_) => Err(io::Error::other("the server is silent")),
+        };
+        Some((chunk, response))
+    });
+    sse::events(chunks, EVENT_BYTES_MAX).boxed()
 }
 
 impl EventStream {

@@ -4,11 +4,12 @@
 
 use serde::Deserialize;
 use statehold_core::hold::{DecisionKind, Effect, HoldKind, OnExpiry, Risk};
+use statehold_core::limits::COMMAND_ITEMS_MAX;
 use statehold_core::name::Name;
 use utoipa::ToSchema;
 
 use crate::api::item::ItemInput;
-use crate::api::json::Raw;
+use crate::api::json::{Raw, list_at_most};
 use crate::bodies::Reason;
 
 /// A hold to open.
@@ -48,7 +49,10 @@ pub struct HoldInput {
     /// Who decides: `other`, `user` or `role:x`.
     #[schema(pattern = "^(other|user|role:[A-Za-z0-9][A-Za-z0-9._-]{0,127})$")]
     pub decide_by: Option<String>,
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * COMMAND_ITEMS_MAX }, _, _>"
+    )]
     pub items: Vec<ItemInput>,
 }
 

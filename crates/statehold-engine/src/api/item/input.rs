@@ -4,9 +4,10 @@
 
 use serde::Deserialize;
 use statehold_core::item::{CallOutcome, ItemKind, Role, Visibility};
+use statehold_core::limits::ITEM_ATTACHMENTS_MAX;
 use utoipa::ToSchema;
 
-use crate::api::json::Raw;
+use crate::api::json::{Raw, list_at_most};
 use crate::api::schema::Content;
 use crate::bodies::AttachmentBody;
 
@@ -35,7 +36,10 @@ pub struct ItemInput {
     #[schema(value_type = Option<serde_json::Value>)]
     pub result: Option<Raw>,
     /// Attached files.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * ITEM_ATTACHMENTS_MAX }, _, _>"
+    )]
     pub attachments: Vec<AttachmentBody>,
     /// Free-form annotations of the content.
     #[schema(value_type = Option<serde_json::Value>)]
@@ -60,7 +64,10 @@ pub struct ItemInput {
 pub struct MessageInput {
     #[schema(value_type = Content)]
     pub content: Raw,
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * ITEM_ATTACHMENTS_MAX }, _, _>"
+    )]
     pub attachments: Vec<AttachmentBody>,
     #[schema(value_type = Option<serde_json::Value>)]
     pub annotations: Option<Raw>,

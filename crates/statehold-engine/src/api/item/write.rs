@@ -51,6 +51,16 @@ pub(crate) fn message(
         let detail = format!("`{path}` is text or {{content, attachments?, annotations?}}");
         return Err(EngineError::invalid(path, detail));
     };
+    message_of(message, path, had_credential, payloads)
+}
+
+/// A message that is parsed already, as a request records it.
+pub(crate) fn message_of(
+    message: MessageInput,
+    path: &str,
+    had_credential: bool,
+    payloads: &mut Payloads,
+) -> Result<Output, EngineError> {
     require_content(&message.content, path)?;
     let body = ItemBody {
         content: Some(message.content),

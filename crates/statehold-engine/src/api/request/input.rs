@@ -4,12 +4,13 @@
 
 use serde::Deserialize;
 use statehold_core::ids::{RequestId, TaskId};
+use statehold_core::limits::COMMAND_ITEMS_MAX;
 use statehold_core::name::Name;
 use statehold_core::task::CloseOn;
 use utoipa::ToSchema;
 
 use crate::api::item::ItemInput;
-use crate::api::json::Raw;
+use crate::api::json::{Raw, list_at_most};
 use crate::api::schema::Words;
 use crate::api::state::StatePatchInput;
 
@@ -33,7 +34,10 @@ pub struct StartInput {
     /// Claim the request in the same commit.
     pub lease: Option<LeaseInput>,
     /// With a lease: items to write at once.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * COMMAND_ITEMS_MAX }, _, _>"
+    )]
     pub items: Vec<ItemInput>,
     /// With a lease: state to write at once.
     pub state: Option<StatePatchInput>,
@@ -63,7 +67,10 @@ pub struct LeaseInput {
 #[schema(as = ItemsIn)]
 pub struct AppendInput {
     pub fence: u64,
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * COMMAND_ITEMS_MAX }, _, _>"
+    )]
     pub items: Vec<ItemInput>,
     pub state: Option<StatePatchInput>,
     /// The agent's private state.
@@ -80,7 +87,10 @@ pub struct CompleteInput {
     /// The answer: text, or content with files.
     #[schema(value_type = Words)]
     pub output: Raw,
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * COMMAND_ITEMS_MAX }, _, _>"
+    )]
     pub items: Vec<ItemInput>,
     pub state: Option<StatePatchInput>,
     /// The agent's private state.

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use statehold_core::command::{StateAppend, StatePatch, StateSet};
 use statehold_core::ids::RequestId;
+use statehold_core::limits::COMMAND_KEYS_MAX;
 use statehold_core::scope::{KeyPrefix, MergePolicy, Scope, StateKey};
 use utoipa::ToSchema;
 
-use crate::api::json::Raw;
+use crate::api::json::{Raw, list_at_most, map_at_most};
 use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
 use crate::guard::state_rules::StateRules;
@@ -19,29 +20,47 @@ use crate::guard::state_rules::StateRules;
 #[schema(as = PatchIn)]
 pub struct StatePatchInput {
     /// Keys to write.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "map_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = BTreeMap<StateKey, serde_json::Value>)]
     pub set: BTreeMap<String, Raw>,
     /// Keys to remove.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = Vec<StateKey>)]
     pub delete: Vec<String>,
     /// Expected versions of keys; 0 means that the key does not exist.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "map_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = BTreeMap<StateKey, u64>)]
     pub if_versions: BTreeMap<String, u64>,
     /// Merge policies: how to combine a new value with the stored one. Without one, the policy that the configuration
     /// gives the key counts, and `replace` if it gives none.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "map_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
     pub merge: BTreeMap<String, MergePolicy>,
     /// Values to add to lists of the session: `{"items/": [1, 2]}` writes them under keys `items/` and 20 digits,
     /// which sort in the order in which they were added and are never used again.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "map_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = BTreeMap<String, Vec<serde_json::Value>>)]
     pub append: BTreeMap<String, Vec<Raw>>,
     /// Beginnings of session keys: all of them are removed, except those that `set` writes.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     pub delete_prefix: Vec<String>,
 }
 
@@ -51,29 +70,47 @@ pub struct StatePatchInput {
 #[schema(as = SessionPatchIn)]
 pub struct SessionStateInput {
     /// Keys to write.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "map_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = BTreeMap<StateKey, serde_json::Value>)]
     set: BTreeMap<String, Raw>,
     /// Keys to remove.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = Vec<StateKey>)]
     delete: Vec<String>,
     /// Expected versions of keys; 0 means that the key does not exist.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "map_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = BTreeMap<StateKey, u64>)]
     if_versions: BTreeMap<String, u64>,
     /// Merge policies: how to combine a new value with the stored one. Without one, the policy that the configuration
     /// gives the key counts, and `replace` if it gives none.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "map_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = BTreeMap<StateKey, MergePolicy>)]
     merge: BTreeMap<String, MergePolicy>,
     /// Values to add to lists of the session: `{"items/": [1, 2]}` writes them under keys `items/` and 20 digits,
     /// which sort in the order in which they were added and are never used again.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "map_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     #[schema(value_type = BTreeMap<String, Vec<serde_json::Value>>)]
     append: BTreeMap<String, Vec<Raw>>,
     /// Beginnings of session keys: all of them are removed, except those that `set` writes.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "list_at_most::<{ 2 * COMMAND_KEYS_MAX }, _, _>"
+    )]
     delete_prefix: Vec<String>,
     /// The request that writes.
     pub request_id: Option<RequestId>,
