@@ -11,6 +11,7 @@ mod conversation_record;
 mod conversation_turn;
 mod conversations;
 mod exchange;
+mod mcp;
 mod openai;
 mod pause;
 mod raw_object;
@@ -21,6 +22,7 @@ pub(crate) use analytics::AnalyticsAgent;
 pub(crate) use call_headers::traceparent;
 pub(crate) use conversation_record::ConversationLocks;
 pub(crate) use conversations::ConversationsAgent;
+pub(crate) use mcp::McpAgent;
 pub(crate) use openai::OpenaiAgent;
 pub(crate) use shared::normalize_value;
 

@@ -28,8 +28,11 @@ use crate::model::{ModelClient, ModelReply, RequestedCall};
 use crate::runner::{AgentRun, CallReport, StepExtras, StepKind, Toolbox};
 use crate::spec::LlmSpec;
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
-use call_check::{CallChecker, RefusedCalls};
-use model_messages::{MediaBudget, ModelMessages, with_files};
+pub(crate) use call_check::CallChecker;
+pub(crate) use model_messages::with_files;
+
+use call_check::RefusedCalls;
+use model_messages::{MediaBudget, ModelMessages};
 use prompt_template::PromptTemplate;
 
 /// Tool servers that could not be asked for their tools in a turn, with the reasons.

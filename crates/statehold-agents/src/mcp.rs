@@ -13,6 +13,7 @@ use futures_util::future::join_all;
 use rmcp::model::{ErrorCode, RequestMetaObject};
 use serde_json::{Map, Value};
 use statehold_core::name::Name;
+use statehold_engine::Credential;
 use tokio::time::Instant;
 
 use crate::spec::{AgentBook, ToolServerSpec, ToolTransport};
@@ -30,7 +31,7 @@ use connection::{McpConnection, McpFailure};
 pub(crate) use error::{NoAnswer, ToolError};
 use http::McpHttpClient;
 pub(crate) use listing::model_safe_name;
-pub(crate) use reply::{ToolMedia, ToolReply};
+pub(crate) use reply::{ToolMedia, ToolReply, resource_links};
 
 /// How long closing waits for the servers.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
@@ -66,9 +67,31 @@ pub(crate) struct CallMeta {
     pub(crate) task: String,
     pub(crate) request: String,
     pub(crate) traceparent: Option<String>,
+    pub(crate) conversation: Option<ConversationMeta>,
+}
+
+/// How a tool reads the conversation.
+#[derive(Debug, Clone)]
+pub(crate) enum ConversationMeta {
+    /// As an MCP client of this server.
+    Address {
+        uri: String,
+        mcp_url: String,
+        token: Credential,
+    },
+    /// The messages themselves.
+    Messages(Value),
 }
 
 impl CallMeta {
+    /// The token, which is redacted if the tool repeats it.
+    fn token(&self) -> Option<&str> {
+        match &self.conversation {
+            Some(ConversationMeta::Address { token, .. }) => Some(token.expose()),
+            Some(ConversationMeta::Messages(_)) | None => None,
+        }
+    }
+
     fn of_call(&self, execution_key: &str) -> RequestMetaObject {
         let mut meta = RequestMetaObject::new();
         let mut put = |key: &str, value: &str| {
@@ -80,6 +103,22 @@ impl CallMeta {
         put("statehold/request", &self.request);
         if let Some(traceparent) = &self.traceparent {
             put("traceparent", traceparent);
+        }
+        match &self.conversation {
+            Some(ConversationMeta::Address {
+                uri,
+                mcp_url,
+                token,
+            }) => {
+                put("statehold/conversation_uri", uri);
+                put("statehold/mcp_url", mcp_url);
+                put("statehold/read_token", token.expose());
+            }
+            Some(ConversationMeta::Messages(messages)) => {
+                let key = "statehold/conversation_history".to_owned();
+                meta.insert(key, messages.clone());
+            }
+            None => {}
         }
         meta
     }
@@ -178,13 +217,16 @@ impl ToolServers {
         let mut may_reconnect = true;
         loop {
             let reached = server.connect(&self.http, deadline).await?;
-            let meta = meta.of_call(execution_key);
+            let sent = meta.of_call(execution_key);
             let answer = reached
                 .connection
-                .call(&tool.original, arguments, meta, deadline)
+                .call(&tool.original, arguments, sent, deadline)
                 .await;
             match answer {
-                Ok(result) => return Ok(ToolReply::of(result, &server.spec.reply_redactor())),
+                Ok(result) => {
+                    let redactor = server.spec.reply_redactor(meta.token());
+                    return Ok(ToolReply::of(result, &redactor));
+                }
                 // The connection was broken before the call was sent, so retry once on a new one.
                 Err(McpFailure::Gone { sent: false }) if may_reconnect && !reached.is_new => {
                     server.retire_connection(&reached.connection);
@@ -200,7 +242,7 @@ impl ToolServers {
                         let (server, tool) = (tool.server.clone(), tool.original.clone());
                         return Err(ToolError::no_such_tool(server, tool));
                     }
-                    return Err(ToolError::of(&server.spec, failure));
+                    return Err(ToolError::of_call(&server.spec, failure, meta.token()));
                 }
             }
         }

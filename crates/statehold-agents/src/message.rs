@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use statehold_core::command::Output;
 use statehold_core::ids::RequestId;
 use statehold_core::item::{Attachment, AttachmentSource, Role};
+use statehold_core::name::Name;
 use statehold_engine::bodies::{
     AttachmentBody, ItemBody, PartBody, Raw, message_in, parse, payload, text_of, to_bytes,
 };
@@ -123,7 +124,13 @@ impl AgentMessage {
 
     /// Adds the message to the payloads of a commit.
     pub(crate) fn put(&self, payloads: &mut Payloads) -> Output {
+        self.put_as(None, payloads)
+    }
+
+    /// Adds the message of a named phase to the payloads of a commit.
+    pub(crate) fn put_as(&self, name: Option<&Name>, payloads: &mut Payloads) -> Output {
         let body = ItemBody {
+            name: name.map(Name::to_string),
             content: Some(self.content.clone()),
             annotations: self.annotations.clone(),
             data: self.data.clone(),

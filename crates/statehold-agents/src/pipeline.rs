@@ -9,11 +9,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
-use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::EngineError;
+use statehold_engine::phases::{PhaseBegin, PhaseEnd, PhaseStatus, PhaseStep};
 
 use crate::message::{AgentMessage, raw};
 use crate::runner::{AgentRun, ChildAnswer, StepExtras, StepKind, step_mismatch};
@@ -33,56 +32,6 @@ pub(crate) struct PipelineAgent {
     temp_keys: BTreeMap<Name, StateKey>,
 }
 
-/// One run of a phase, as recorded when it begins.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct PhaseBegin {
-    phase: Name,
-    agent: Name,
-    /// 1, and 1 more after each loop-back.
-    cycle: u32,
-    /// 1, and 1 more after each failure of the phase in this cycle.
-    attempt: u32,
-    /// Phases whose answers did not fit into the message.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    clipped: Vec<String>,
-}
-
-/// The end of one run of a phase.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct PhaseEnd {
-    phase: Name,
-    cycle: u32,
-    attempt: u32,
-    status: PhaseStatus,
-    /// The request of the agent, whose items have its answer.
-    request_id: RequestId,
-    /// The error code of a phase that did not complete.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    code: Option<String>,
-    /// Whether the answer asked for one loop-back too many.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    loop_limit: bool,
-}
-
-/// How a run of a phase ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum PhaseStatus {
-    Completed,
-    /// It failed, and runs again or fails the turn.
-    Failed,
-    /// It failed, and the turn goes on without it.
-    Skipped,
-}
-
-/// The end of a phase, if one ran before, and the begin of the next.
-#[derive(Debug, Serialize, Deserialize)]
-struct PhaseStep {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    ended: Option<PhaseEnd>,
-    began: PhaseBegin,
-}
-
 /// Answers of a turn in the order in which they were given: of each phase the newest.
 #[derive(Default)]
 struct PhaseAnswers(Vec<(Name, AgentMessage)>);
@@ -91,6 +40,11 @@ impl PhaseAnswers {
     fn insert(&mut self, phase: &Name, answer: AgentMessage) {
         self.0.retain(|(known, _)| known != phase);
         self.0.push((phase.clone(), answer));
+    }
+
+    fn of(&self, phase: &Name) -> Option<&AgentMessage> {
+        let found = self.0.iter().find(|(known, _)| known == phase);
+        found.map(|(_, answer)| answer)
     }
 
     /// The answer of the pipeline.
@@ -106,8 +60,8 @@ impl PhaseAnswers {
 /// The end of one run of a phase, and the step or the end of the turn that follows.
 enum PhaseOutcome {
     Next(PhaseStep),
-    /// The note about the last phase.
-    Last(TraceNote),
+    /// The last phase has ended.
+    Last(PhaseEnd),
 }
 
 /// How a turn goes on from the end of a phase.
@@ -222,17 +176,29 @@ impl PipelineAgent {
         run: &mut AgentRun,
         before: Option<&PhaseBegin>,
         next: Option<PhaseStep>,
+        answers: &PhaseAnswers,
     ) -> Result<PhaseStep, TurnError> {
         let input = raw(&before);
         let work = async {
             let next = next.ok_or_else(|| step_mismatch("a phase is not recorded"))?;
+            let ended = next.ended.as_ref();
             let extras = StepExtras {
+                shown: ended.and_then(|end| self.shown(end, answers)),
                 is_deferred: true,
                 ..StepExtras::default()
             };
             Ok((next, extras))
         };
         run.step(PHASE_STEP, input.get().as_bytes(), work).await
+    }
+
+    /// The answer of a phase that has just ended, if clients see it.
+    fn shown(&self, end: &PhaseEnd, answers: &PhaseAnswers) -> Option<(Name, AgentMessage)> {
+        if !self.spec.show_phases || end.status != PhaseStatus::Completed {
+            return None;
+        }
+        let answer = answers.of(&end.phase)?;
+        Some((end.phase.clone(), answer.clone()))
     }
 
     /// Writes the `temp:` value of an answer again: a pause or a restart may have dropped it.
@@ -304,7 +270,7 @@ impl PipelineAgent {
                 let ended = Some(end);
                 PhaseOutcome::Next(PhaseStep { ended, began })
             }
-            NextMove::Finish => PhaseOutcome::Last(end_note(&end)),
+            NextMove::Finish => PhaseOutcome::Last(end),
         })
     }
 }
@@ -318,7 +284,7 @@ impl Agent for PipelineAgent {
             ended: None,
             began: first,
         };
-        let mut began = self.begin(run, None, Some(first)).await?.began;
+        let mut began = self.begin(run, None, Some(first), &answers).await?.began;
         loop {
             let is_recorded = run.next_recorded_kind().is_some();
             let next = if is_recorded {
@@ -326,15 +292,20 @@ impl Agent for PipelineAgent {
             } else {
                 match self.run_phase(run, &began, &mut answers).await? {
                     PhaseOutcome::Next(next) => Some(next),
-                    PhaseOutcome::Last(note) => {
-                        let answer = answers.take(self.spec.answer_from.as_ref());
-                        let mut answer = TurnAnswer::plain(answer.ok_or_else(no_answer)?);
-                        answer.notes.push(note);
+                    PhaseOutcome::Last(end) => {
+                        let answer_from = self.spec.answer_from.as_ref();
+                        // The answer of the turn is shown anyway.
+                        let is_answer = answer_from.is_none_or(|phase| *phase == end.phase);
+                        let shown = self.shown(&end, &answers).filter(|_| !is_answer);
+                        let answer = answers.take(answer_from).ok_or_else(no_answer)?;
+                        let mut answer = TurnAnswer::plain(answer);
+                        answer.notes.push(end_note(&end));
+                        answer.shown = shown;
                         return Ok(answer);
                     }
                 }
             };
-            let step = self.begin(run, Some(&began), next).await?;
+            let step = self.begin(run, Some(&began), next, &answers).await?;
             if let Some(end) = step.ended.filter(|_| is_recorded) {
                 run.leave_out_child(end.request_id);
                 if end.status == PhaseStatus::Completed {

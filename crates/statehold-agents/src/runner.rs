@@ -17,10 +17,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use statehold_core::name::Name;
-use statehold_engine::{Engine, EngineError};
+use statehold_engine::api::caller::ReadToken;
+use statehold_engine::{Credential, Engine, EngineError};
 
 use crate::chat::ChatClient;
-use crate::gateway::{AnalyticsAgent, ConversationsAgent, OpenaiAgent};
+use crate::gateway::{AnalyticsAgent, ConversationsAgent, McpAgent, OpenaiAgent};
 use crate::http::HttpPool;
 use crate::llm::LlmAgent;
 use crate::mcp::ToolServers;
@@ -74,6 +75,17 @@ pub struct RunnerOptions {
     /// Whether agents may open holds. Off for engines in memory, because they are dropped before a
     /// person could decide.
     pub asks_people: bool,
+    /// Lets tools that are agents read the conversation. Without it, they get no address.
+    pub conversation_reader: Option<ConversationReader>,
+}
+
+/// Where tools read conversations, and how their tokens are sealed.
+#[derive(Clone)]
+pub struct ConversationReader {
+    /// The address of this server's MCP endpoint, as tool servers reach it.
+    pub mcp_url: String,
+    /// Makes the text of a read token.
+    pub seal: Arc<dyn Fn(&ReadToken) -> Credential + Send + Sync>,
 }
 
 impl Default for RunnerOptions {
@@ -82,6 +94,7 @@ impl Default for RunnerOptions {
             on_step: Arc::new(|_, _| ()),
             turns_max: TURNS_MAX,
             asks_people: true,
+            conversation_reader: None,
         }
     }
 }
@@ -205,6 +218,15 @@ fn build_agent(
         })?;
         Ok::<_, RunnerError>(ModelClient::new(chat.clone(), found))
     };
+    let require_tool_servers = |names: &[Name]| {
+        let mut names = names.iter();
+        match names.find(|name| !book.tool_servers.contains_key(*name)) {
+            Some(server) => Err(undeclared(format!(
+                "the tool server `{server}` is not declared; add [tool_servers.{server}]"
+            ))),
+            None => Ok(()),
+        }
+    };
     match &spec.kind {
         AgentKind::Router(router) => {
             let router = RouterAgent::new(Arc::clone(router), book, model)?;
@@ -215,13 +237,7 @@ fn build_agent(
             Ok(Some(Arc::new(pipeline)))
         }
         AgentKind::Llm(llm) => {
-            let mut servers = llm.tool_servers.iter();
-            if let Some(server) = servers.find(|name| !book.tool_servers.contains_key(*name)) {
-                let what = format!(
-                    "the tool server `{server}` is not declared; add [tool_servers.{server}]"
-                );
-                return Err(undeclared(what));
-            }
+            require_tool_servers(&llm.tool_servers)?;
             let llm = LlmAgent::new(Arc::clone(llm), model(&llm.model)?, Arc::clone(tools));
             Ok(Some(Arc::new(llm)))
         }
@@ -238,6 +254,11 @@ fn build_agent(
         AgentKind::Analytics(service) => {
             let locks = Arc::clone(&resources.conversations);
             let agent = AnalyticsAgent::new(Arc::clone(service), http.clone(), locks);
+            Ok(Some(Arc::new(agent)))
+        }
+        AgentKind::Mcp(mcp) => {
+            require_tool_servers(std::slice::from_ref(&mcp.tool_server))?;
+            let agent = McpAgent::new(Arc::clone(mcp), Arc::clone(tools));
             Ok(Some(Arc::new(agent)))
         }
         AgentKind::Worker => Ok(None),

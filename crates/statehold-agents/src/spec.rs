@@ -114,6 +114,8 @@ pub enum AgentKind {
     Conversations(Arc<ConversationsSpec>),
     /// A Conversational Analytics API.
     Analytics(Arc<AnalyticsSpec>),
+    /// A tool on a tool server.
+    Mcp(Arc<McpSpec>),
     /// A model with tools.
     Llm(Arc<LlmSpec>),
     /// A coordinator that chooses one agent per turn.
@@ -130,6 +132,7 @@ impl AgentKind {
             Self::Openai(_) => "openai",
             Self::Conversations(_) => "conversations",
             Self::Analytics(_) => "analytics",
+            Self::Mcp(_) => "mcp",
             Self::Llm(_) => "llm",
             Self::Router(_) => "router",
             Self::Pipeline(_) => "pipeline",
@@ -144,6 +147,7 @@ impl AgentKind {
             Self::Worker
             | Self::Conversations(_)
             | Self::Analytics(_)
+            | Self::Mcp(_)
             | Self::Llm(_)
             | Self::Router(_)
             | Self::Pipeline(_) => ChatSessions::Auto,
@@ -167,6 +171,7 @@ impl AgentKind {
             | Self::Openai(_)
             | Self::Conversations(_)
             | Self::Analytics(_)
+            | Self::Mcp(_)
             | Self::Llm(_) => None,
         }
     }
@@ -179,6 +184,7 @@ impl AgentKind {
             Self::Analytics(analytics) => {
                 matches!(analytics.context, DataContext::Conversation { .. })
             }
+            Self::Mcp(mcp) => mcp.history.needs_session(),
             Self::Openai(_) | Self::Llm(_) | Self::Router(_) | Self::Pipeline(_) => false,
         }
     }
@@ -327,6 +333,45 @@ pub enum ThinkingMode {
     Thinking,
 }
 
+/// A tool on a tool server: each turn is one call of it.
+#[derive(Debug)]
+pub struct McpSpec {
+    /// Name of the tool server in the book.
+    pub tool_server: Name,
+    /// Name of the tool on its server.
+    pub tool: String,
+    /// The argument with the text of the message.
+    pub input_argument: String,
+    /// The argument with the address of the conversation.
+    pub history_argument: String,
+    /// How the tool gets the conversation.
+    pub history: HistoryAccess,
+    /// Further arguments of every call.
+    pub arguments: serde_json::Map<String, serde_json::Value>,
+}
+
+/// How a tool gets the conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HistoryAccess {
+    /// By an address of the revision at which its turn began: the messages there never change.
+    #[default]
+    Pinned,
+    /// By an address of the newest messages.
+    Live,
+    /// With the call.
+    Inline,
+    /// Not at all.
+    None,
+}
+
+impl HistoryAccess {
+    /// Whether the tool reads the conversation from this server.
+    pub fn needs_session(self) -> bool {
+        matches!(self, Self::Pinned | Self::Live)
+    }
+}
+
 /// A model with tools.
 #[derive(Debug)]
 pub struct LlmSpec {
@@ -473,8 +518,8 @@ impl ToolServerSpec {
     }
 
     /// Values to redact in tool results: only variables whose name marks a secret or whose value has a
-    /// password. A model needs the others, such as paths, as they are.
-    pub(crate) fn reply_redactor(&self) -> SecretRedactor {
+    /// password, and the token of the call. A model needs the others, such as paths, as they are.
+    pub(crate) fn reply_redactor(&self, token: Option<&str>) -> SecretRedactor {
         let values: Vec<&str> = match &self.transport {
             ToolTransport::Http {
                 credential,
@@ -497,7 +542,7 @@ impl ToolServerSpec {
                 secret.map(|(_, value)| value).collect()
             }
         };
-        let values = values.into_iter();
+        let values = values.into_iter().chain(token);
         SecretRedactor::new(values.filter(|value| value.len() >= SECRET_BYTES_MIN))
     }
 }

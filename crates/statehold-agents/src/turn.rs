@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize, Serializer};
 use statehold_core::command::Rejection;
+use statehold_core::name::Name;
 use statehold_engine::EngineError;
 use statehold_engine::bodies::{ItemBody, Raw};
 
@@ -41,6 +42,8 @@ pub(crate) struct TurnAnswer {
     pub(crate) private: Option<Raw>,
     /// Notes for the trace.
     pub(crate) notes: Vec<TraceNote>,
+    /// The answer of a phase that clients see beside the message.
+    pub(crate) shown: Option<(Name, AgentMessage)>,
 }
 
 /// A named note for the trace.
@@ -76,6 +79,7 @@ impl TurnAnswer {
             state: Vec::new(),
             private: None,
             notes: Vec::new(),
+            shown: None,
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod address;
 pub mod agent;
 pub mod audit;
 pub mod caller;
+pub mod conversation;
 pub mod event;
 pub mod feed;
 pub mod hold;

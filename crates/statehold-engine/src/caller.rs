@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
 use statehold_core::digest::Digest;
-use statehold_core::ids::{SessionId, UserId};
+use statehold_core::ids::{RequestId, SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::principal::{Actor, Principal};
 use statehold_store::ApiKey;
@@ -85,6 +86,16 @@ impl From<BTreeSet<Name>> for Roles {
     }
 }
 
+/// The phase that a read token was made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseScope {
+    /// The request of the phase. The token ends with it.
+    pub request: RequestId,
+    /// The request of its coordinator. The token also reads the answers of the earlier phases of that turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<RequestId>,
+}
+
 /// The caller of an engine method.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
@@ -104,6 +115,8 @@ pub struct Caller {
     pub agents: BTreeSet<Name>,
     /// If set, the caller has a read token: it has no roles, and may read this session as its user does.
     pub only_session: Option<SessionId>,
+    /// The phase of a pipeline that the read token was made for.
+    pub phase: Option<PhaseScope>,
     /// The digest of the caller's API key. A call whose key ends while it waits does nothing more.
     pub key: Option<Digest>,
 }
@@ -120,6 +133,7 @@ impl Caller {
             new_user: None,
             agents: BTreeSet::new(),
             only_session: None,
+            phase: None,
             key: None,
         }
     }
@@ -140,6 +154,7 @@ impl Caller {
             new_user: None,
             agents: BTreeSet::new(),
             only_session: None,
+            phase: None,
             key: None,
         }
     }
@@ -158,6 +173,7 @@ impl Caller {
             new_user: None,
             agents: key.agents.clone(),
             only_session: None,
+            phase: None,
             key: Some(key.secret),
         }
     }
@@ -165,7 +181,7 @@ impl Caller {
     /// The holder of a read token of a session of this user. `key` is the API key that the token was made with.
     pub(crate) fn with_read_token(
         (tenant, user): (Name, UserId),
-        session: SessionId,
+        (session, phase): (SessionId, Option<PhaseScope>),
         key: Option<Digest>,
     ) -> Self {
         Self {
@@ -177,6 +193,7 @@ impl Caller {
             new_user: None,
             agents: BTreeSet::new(),
             only_session: Some(session),
+            phase,
             key,
         }
     }

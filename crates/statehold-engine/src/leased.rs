@@ -12,17 +12,19 @@ use serde_json::value::RawValue;
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch, StateSet};
 use statehold_core::digest::BodyRef;
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId, UserId};
-use statehold_core::item::{ItemKind, NewCallMark, NewItem, Visibility};
+use statehold_core::item::{ItemKind, NewCallMark, NewItem, Role, Visibility};
 use statehold_core::memory::AgentPath;
 use statehold_core::name::Name;
-use statehold_core::record::Event;
+use statehold_core::record::{Event, Record};
 use statehold_core::request::RequestOutcome;
 use statehold_core::scope::{MergePolicy, Scope, StateKey};
 use statehold_core::session::SessionState;
-use statehold_store::{MemoryPage, MemoryQuery, SharedOwner, StoredRecord};
+use statehold_store::{MemoryPage, MemoryQuery, PageLimit, SharedOwner, StoredRecord};
 
+use crate::api::caller::{ReadToken, token_caller};
+use crate::api::conversation::{self, ConversationPage, ConversationPlace};
 use crate::bodies::{ItemBody, to_bytes};
-use crate::caller::Caller;
+use crate::caller::{Caller, PhaseScope};
 use crate::claim::ClaimedRequest;
 use crate::commit::call::{Call, DecidedCommit};
 use crate::commit::payloads::Payloads;
@@ -98,6 +100,14 @@ impl WriteBatch {
         });
     }
 
+    /// Adds a message of the agent that clients see.
+    pub fn push_message(&mut self, message: Output) {
+        self.items.push(NewItem {
+            attachments: message.attachments,
+            ..NewItem::message(Role::Assistant, message.body)
+        });
+    }
+
     /// Replaces the value of a session or user key.
     pub fn set_state(&mut self, key: StateKey, value: &RawValue) {
         self.state.set.push(StateSet {
@@ -165,8 +175,8 @@ pub struct EarlierAttempts {
 }
 
 /// The failed request that a request continues, from the record that started it.
-pub(crate) fn continued_by(started: &StoredRecord, of: RequestId) -> Option<RequestId> {
-    let mut events = started.record.content.events.iter();
+pub(crate) fn continued_by(started: &Record, of: RequestId) -> Option<RequestId> {
+    let mut events = started.content.events.iter();
     events.find_map(|event| match event {
         Event::RequestStarted {
             request, continues, ..
@@ -180,6 +190,8 @@ pub(crate) fn continued_by(started: &StoredRecord, of: RequestId) -> Option<Requ
 pub struct LeasedRequest {
     /// Its ids and its fence.
     pub ids: RequestRef,
+    /// The request that waits for it.
+    pub parent: Option<RequestId>,
     engine: Engine,
     call: Call,
     agent: Name,
@@ -251,6 +263,7 @@ impl ClaimedTurn {
                     request,
                     fence: live.fence,
                 },
+                parent: live.parent,
                 engine: engine.clone(),
                 call: call.clone(),
                 agent,
@@ -272,6 +285,7 @@ impl LeasedRequest {
                 request: live.id,
                 fence: live.fence,
             },
+            parent: live.parent,
             engine: engine.clone(),
             call: Call::by(caller.clone()),
             agent: claimed.detail.task.agent.clone(),
@@ -310,7 +324,7 @@ impl LeasedRequest {
         started: &StoredRecord,
     ) -> Result<EarlierAttempts, EngineError> {
         let mut attempts = EarlierAttempts::default();
-        let mut next = continued_by(started, self.ids.request);
+        let mut next = continued_by(&started.record, self.ids.request);
         let store = &self.engine.inner().store;
         while let Some(request) = next {
             let detail = self.engine.request(&self.call.caller, request).await?;
@@ -329,7 +343,7 @@ impl LeasedRequest {
             attempts.holds.splice(0..0, detail.holds);
             attempts.requests.push(request);
             let started = detail.started.as_ref();
-            next = started.and_then(|started| continued_by(started, request));
+            next = started.and_then(|started| continued_by(&started.record, request));
             attempts.started = detail.started;
         }
         Ok(attempts)
@@ -538,6 +552,46 @@ impl LeasedRequest {
     /// If the hold is invalid, or the policy is stricter.
     pub async fn require_valid_hold(&self, spec: &HoldSpec) -> Result<(), EngineError> {
         self.engine.require_valid_hold(&self.agent, spec).await
+    }
+
+    /// A token that reads the conversation as this request may, until the request ends.
+    pub fn read_token(&self, ttl_seconds: u64) -> ReadToken {
+        ReadToken {
+            session: self.ids.session,
+            tenant: self.call.caller.tenant.clone(),
+            ends_at: self.engine.now().plus_ms(ttl_seconds.saturating_mul(1_000)),
+            key: None,
+            phase: Some(self.phase()),
+        }
+    }
+
+    fn phase(&self) -> PhaseScope {
+        PhaseScope {
+            request: self.ids.request,
+            turn: self.parent,
+        }
+    }
+
+    /// The newest messages of the conversation at a revision, as a read token of this request reads them.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails, or the request has ended.
+    pub async fn conversation(
+        &self,
+        revision: u64,
+        limit: PageLimit,
+    ) -> Result<ConversationPage, EngineError> {
+        let token = self.read_token(0);
+        let (engine, session) = (&self.engine, self.ids.session);
+        let caller = token_caller(engine, &token).await?;
+        let caller = caller.ok_or(EngineError::NotFound)?;
+        let place = ConversationPlace {
+            revision,
+            turn: self.parent,
+            before: None,
+        };
+        conversation::messages(engine, &caller, session, place, limit).await
     }
 
     /// Extends the lease, without a commit.

@@ -114,6 +114,14 @@ impl StoredRequest {
         format!("R{}", self.number())
     }
 
+    /// Its task.
+    pub fn task(&self) -> TaskId {
+        match self {
+            Self::Live(live) => live.task,
+            Self::Ended(ended) => ended.task,
+        }
+    }
+
     /// The parent request.
     pub fn parent(&self) -> Option<RequestId> {
         match self {

@@ -27,6 +27,8 @@ pub struct ToolCall {
     pub key: String,
     /// The trace header.
     pub traceparent: String,
+    /// All of its metadata.
+    pub meta: Value,
 }
 
 impl ToolCall {
@@ -43,6 +45,7 @@ impl ToolCall {
             args: params["arguments"].clone(),
             key: text(&params["_meta"]["statehold/execution_key"]),
             traceparent: text(&params["_meta"]["traceparent"]),
+            meta: params["_meta"].clone(),
         })
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod delivery;
 pub mod json;
 pub(crate) mod metrics;
 pub mod problem;
+pub mod read_token;
 pub mod seal;
 pub(crate) mod shares;
 pub(crate) mod sse;

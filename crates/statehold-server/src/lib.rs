@@ -28,7 +28,8 @@ use utoipa_axum::routes;
 pub use crate::http::call::ServerOptions;
 pub use crate::http::metrics::Metrics;
 pub use crate::http::shares::RateLimit;
-pub use crate::http::{accept, json, problem, seal};
+pub use crate::http::{accept, json, problem, read_token, seal};
+pub use crate::mcp::PATH as MCP_PATH;
 pub use reload::{Reload, ReloadError, ReloadFuture, ReloadMistake, ReloadReport};
 pub use statehold_engine::api::work::pushed_body;
 

@@ -43,7 +43,7 @@ pub(crate) use self::fixtures::ListChanges;
 pub(crate) use self::legacy::LegacySessions;
 
 /// The path of the endpoint.
-pub(crate) const PATH: &str = "/mcp";
+pub const PATH: &str = "/mcp";
 
 /// One call of a client: a message, the stream of a legacy session, or its end.
 pub(crate) async fn serve(State(app): State<App>, request: Request) -> Response {

@@ -10,6 +10,7 @@ mod book;
 mod keys;
 mod kinds;
 mod layers;
+mod mcp_agents;
 mod mistakes;
 mod models;
 mod pipelines;
@@ -39,6 +40,7 @@ pub(crate) use tables::{ConfigTables, agent_table, other_settings, tool_table};
 use models::ModelConfig;
 use state_rules::{StateKeys, StateRuleConfig};
 use tool_servers::ToolServerConfig;
+use values::WholeUrl;
 
 /// The configuration file if none is named.
 const FILE_NAME: &str = "statehold.toml";
@@ -76,6 +78,9 @@ pub(crate) struct Config {
 pub(crate) struct ServerConfig {
     /// The address and port to listen on.
     pub(crate) listen: SocketAddr,
+    /// The address under which tool servers reach this server. None for the address that it listens on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) url: Option<WholeUrl>,
     /// The most open connections; further ones wait to be accepted.
     pub(crate) connections_max: NonZeroU32,
     /// How long a caller may take to send its headers.
@@ -88,6 +93,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 7717)),
+            url: None,
             connections_max: NonZeroU32::new(1024).expect("not zero"),
             header_timeout_seconds: NonZeroU64::new(10).expect("not zero"),
             shutdown_seconds: 20,

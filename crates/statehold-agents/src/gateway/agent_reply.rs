@@ -177,10 +177,9 @@ impl AgentReply {
             notes.extend(kept.note());
         }
         Ok(TurnAnswer {
-            message,
             state: values,
-            private: None,
             notes,
+            ..TurnAnswer::plain(message)
         })
     }
 }

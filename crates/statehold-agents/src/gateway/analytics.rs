@@ -332,14 +332,14 @@ impl RecordedAnswer {
             notes.extend(kept.note());
         }
         let data = self.data.or(self.temp_data);
+        let message = AgentMessage {
+            annotations: (!annotations.is_empty()).then(|| raw(&annotations)),
+            ..AgentMessage::plain(&self.content)
+        };
         TurnAnswer {
-            message: AgentMessage {
-                annotations: (!annotations.is_empty()).then(|| raw(&annotations)),
-                ..AgentMessage::plain(&self.content)
-            },
             state: spec.data_key.clone().zip(data).into_iter().collect(),
-            private: None,
             notes,
+            ..TurnAnswer::plain(message)
         }
     }
 }

@@ -80,10 +80,9 @@ impl Agent for ConversationsAgent {
         known.report(&mut annotations, &mut notes);
         message.annotations = (!annotations.is_empty()).then(|| raw(&annotations));
         Ok(TurnAnswer {
-            message,
             state: values,
-            private: None,
             notes,
+            ..TurnAnswer::plain(message)
         })
     }
 }

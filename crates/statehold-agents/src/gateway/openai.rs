@@ -278,6 +278,7 @@ impl OpenaiAgent {
                 private,
                 results: decisions.results,
                 is_deferred: paused.is_none(),
+                shown: None,
             };
             Ok((agent_reply, extras))
         };

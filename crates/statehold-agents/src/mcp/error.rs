@@ -55,7 +55,12 @@ impl ToolError {
     /// Maps a failure. The text goes to models and is stored, so credentials are redacted, even if the
     /// server repeats them.
     pub(super) fn of(spec: &ToolServerSpec, failure: McpFailure) -> Self {
-        let redacted = |message: &str| redact_and_clip(message, spec.secrets());
+        Self::of_call(spec, failure, None)
+    }
+
+    /// Maps the failure of a call that came with a token.
+    pub(super) fn of_call(spec: &ToolServerSpec, failure: McpFailure, token: Option<&str>) -> Self {
+        let redacted = |message: &str| redact_and_clip(message, spec.secrets().chain(token));
         let (problem, may_have_run) = match failure {
             McpFailure::Gone { sent } => (ToolProblem::Unreachable, sent),
             McpFailure::Slow { sent } => (ToolProblem::Timeout, sent),

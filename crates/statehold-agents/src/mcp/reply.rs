@@ -6,6 +6,8 @@ use rmcp::model::{CallToolResult, ContentBlock};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
+use statehold_core::limits::ITEM_ATTACHMENTS_MAX;
+use statehold_engine::bodies::AttachmentBody;
 
 use super::listing::truncate;
 use crate::message::audio_part;
@@ -62,6 +64,7 @@ impl ToolReply {
             }
             fits
         };
+        let structured = structured.filter(|value| !repeats_text(value, &text));
         let structured = structured.filter(&mut keep);
         parts.retain(&mut keep);
         cut.write_to(&mut text);
@@ -106,6 +109,12 @@ impl ToolReply {
             .chain(parts.into_iter().flatten().map(part_text));
         lines.collect::<Vec<_>>().join("\n")
     }
+}
+
+/// Whether structured content is the text alone, as SDKs wrap the result of a function: `{"result": text}`.
+fn repeats_text(structured: &Value, text: &str) -> bool {
+    let members = structured.as_object().filter(|members| members.len() == 1);
+    members.is_some_and(|members| members.get("result").and_then(Value::as_str) == Some(text))
 }
 
 /// A part that is not text, for the model.
@@ -175,6 +184,40 @@ impl ToolMedia {
             _ => audio_part(&self.mime, &self.data),
         }
     }
+}
+
+/// The links of a recorded result to files.
+pub(crate) fn resource_links(result: &RawValue) -> Vec<AttachmentBody> {
+    #[derive(Deserialize)]
+    struct LinkPart {
+        #[serde(rename = "type")]
+        kind: Option<String>,
+        uri: Option<String>,
+        #[serde(rename = "mimeType")]
+        mime: Option<String>,
+        name: Option<String>,
+        title: Option<String>,
+    }
+    #[derive(Deserialize)]
+    struct ResultParts {
+        parts: Vec<LinkPart>,
+    }
+    let Ok(ResultParts { parts }) = serde_json::from_str(result.get()) else {
+        return Vec::new();
+    };
+    let links = parts
+        .into_iter()
+        .filter(|part| part.kind.as_deref() == Some("resource_link"));
+    let links = links.filter_map(|part| {
+        Some(AttachmentBody {
+            kind: part.mime,
+            title: part.title.or(part.name),
+            url: Some(part.uri?),
+            reference_url: None,
+            data: None,
+        })
+    });
+    links.take(ITEM_ATTACHMENTS_MAX).collect()
 }
 
 /// Parts that were cut to fit.

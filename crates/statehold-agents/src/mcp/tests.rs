@@ -95,6 +95,7 @@ async fn call(
         task: "tsk_1".to_owned(),
         request: "req_1".to_owned(),
         traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()),
+        conversation: None,
     };
     servers.call(tool, &arguments, "key_1", &meta).await
 }

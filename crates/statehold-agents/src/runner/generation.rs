@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::run::WaitingParent;
-use super::{LEASE_MS, RunnerOptions, StepHook};
+use super::{ConversationReader, LEASE_MS, RunnerOptions, StepHook};
 use crate::gateway::ConversationLocks;
 use crate::http::HttpPool;
 use crate::mcp::ToolServers;
@@ -36,6 +36,7 @@ pub(super) struct RunnerShared {
     pub(super) http: HttpPool,
     on_step: StepHook,
     asks_people: bool,
+    conversation_reader: Option<ConversationReader>,
     turns_max: usize,
     pub(super) stop: CancellationToken,
     /// Retired generations that still have running turns.
@@ -70,6 +71,7 @@ impl RunnerShared {
             http,
             on_step: options.on_step,
             asks_people: options.asks_people,
+            conversation_reader: options.conversation_reader,
             turns_max: options.turns_max,
             stop: CancellationToken::new(),
             retiring: TaskTracker::new(),
@@ -115,6 +117,7 @@ pub(crate) struct Generation {
     pub(super) caller: Caller,
     pub(super) on_step: StepHook,
     pub(super) asks_people: bool,
+    pub(super) conversation_reader: Option<ConversationReader>,
     tenant: Name,
     book: Arc<AgentBook>,
     agents: BTreeMap<Name, LocalAgent>,
@@ -197,6 +200,7 @@ impl Generation {
             caller: Caller::worker_of_server(shared.tenant.clone()),
             on_step: Arc::clone(&shared.on_step),
             asks_people: shared.asks_people,
+            conversation_reader: shared.conversation_reader.clone(),
             tenant: shared.tenant.clone(),
             book,
             agents,

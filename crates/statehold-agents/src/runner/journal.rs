@@ -52,6 +52,8 @@ step_kinds! {
         Phase = "phase",
         /// A model replied.
         Model = "model",
+        /// An agent prepared the call of its tool.
+        Prepare = "prepare",
         /// An agent behind a gateway replied.
         AgentCall = "agent_call",
         /// A service created a conversation for a task.
@@ -258,6 +260,11 @@ mod tests {
         let mut short = step(&json!({"text": "short"}));
         short.name_output("short");
         assert!(short.output.is_none(), "a reader of the trace sees it");
+    }
+
+    #[test]
+    fn the_engine_knows_the_steps_of_phases() {
+        assert_eq!(StepKind::Phase.word(), statehold_engine::phases::PHASE_STEP);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use statehold_engine::leased::{
 use statehold_engine::{Credential, Engine, EngineError, HoldDetail};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
+use super::ConversationReader;
 use super::child::step_mismatch;
 use super::generation::{Generation, TurnPermit};
 use super::journal::{Journal, StepBody, StepKind};
@@ -52,6 +53,8 @@ pub(crate) struct StepExtras {
     pub(crate) usage: Option<Raw>,
     /// New private state of the task. None leaves it unchanged.
     pub(crate) private: Option<Raw>,
+    /// The answer of a phase that clients see.
+    pub(crate) shown: Option<(Name, AgentMessage)>,
     /// Results of recorded tool calls.
     pub(crate) results: Vec<(ItemId, CallOutcome, Raw)>,
     /// Defer the commit: the step is committed with the command that follows immediately, which ends
@@ -92,9 +95,18 @@ impl UncommittedStep {
             };
             batch.push(ItemKind::ToolResult, Some(mark), &body);
         }
+        put_shown(self.extras.shown.as_ref(), batch);
         if let Some(private) = &self.extras.private {
             batch.set_task_state(private);
         }
+    }
+}
+
+/// Adds the answer of a phase to the transcript.
+fn put_shown(shown: Option<&(Name, AgentMessage)>, batch: &mut WriteBatch) {
+    if let Some((phase, message)) = shown {
+        let message = message.put_as(Some(phase), batch.payloads());
+        batch.push_message(message);
     }
 }
 
@@ -107,6 +119,8 @@ pub(crate) struct AgentRun {
     pub(crate) spec: Arc<AgentSpec>,
     pub(crate) request: LeasedRequest,
     pub(crate) input: AgentMessage,
+    /// The revision that started the request.
+    pub(crate) started_by: u64,
     /// Credential sent with the request, or else the credential configured for the agent.
     pub(crate) credential: Option<Credential>,
     pub(crate) journal: Journal,
@@ -140,6 +154,8 @@ impl AgentRun {
         permit: TurnPermit,
     ) -> Result<Self, TurnError> {
         let request = claimed.request;
+        let started = claimed.started.as_ref();
+        let started_by = started.map_or(0, |started| started.record.content.seq);
         let earlier = match &claimed.started {
             Some(started) => request.earlier_attempts(started).await?,
             None => EarlierAttempts::default(),
@@ -168,6 +184,7 @@ impl AgentRun {
             AgentKind::Conversations(declared) => declared.credential.clone(),
             AgentKind::Analytics(declared) => declared.credential.clone(),
             AgentKind::Worker
+            | AgentKind::Mcp(_)
             | AgentKind::Llm(_)
             | AgentKind::Router(_)
             | AgentKind::Pipeline(_) => claimed.service_credential,
@@ -190,6 +207,7 @@ impl AgentRun {
             spec,
             request,
             input,
+            started_by,
             credential: claimed.credential.or(own),
             journal,
             children,
@@ -203,6 +221,11 @@ impl AgentRun {
             parent: Mutex::default(),
             ending_child: None,
         })
+    }
+
+    /// Where and how agents behind tool servers read the conversation.
+    pub(crate) fn conversation_reader(&self) -> Option<&ConversationReader> {
+        self.generation.conversation_reader.as_ref()
     }
 
     pub(crate) fn notify_hook(&self, kind: StepKind, phase: CommitPhase) {
@@ -476,6 +499,7 @@ impl AgentRun {
         for note in &answer.notes {
             batch.push(ItemKind::Note, None, &note.body());
         }
+        put_shown(answer.shown.as_ref(), &mut batch);
         let output = answer.message.put(batch.payloads());
         for note in left_out.values() {
             batch.push(ItemKind::Note, None, &note.body());

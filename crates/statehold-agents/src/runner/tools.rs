@@ -21,21 +21,24 @@ use statehold_core::ids::{HoldId, ItemId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark};
 use statehold_core::name::Name;
 use statehold_core::request::{CallState, OpenCall};
-use statehold_engine::bodies::{ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason, Raw};
+use statehold_engine::bodies::{
+    AttachmentBody, ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason, Raw,
+};
 use statehold_engine::{EngineError, HoldDetail};
 
 use super::child::step_mismatch;
 use super::journal::{RecordedCall, StepKind};
 use super::run::{AgentRun, CommitPhase, StepExtras};
-use crate::mcp::{McpTool, NoAnswer, ToolList, ToolMedia, ToolServers};
+use crate::mcp::{McpTool, NoAnswer, ToolList, ToolMedia, ToolServers, resource_links};
 use crate::message::raw;
 use crate::model::RequestedCall;
-use crate::spec::StateAccess;
+use crate::spec::{HistoryAccess, StateAccess};
 use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
 
 use execute::{ReleasedCall, ToolRunResult};
 use person::CallDecision;
+use person::is_error_result;
 pub(crate) use person::render_for_model;
 use state::{StateWrite, offer_state_tools};
 
@@ -49,6 +52,8 @@ pub(crate) struct Toolbox {
     names: Vec<Name>,
     /// The scopes of the state tools.
     state: StateAccess,
+    /// How the tools read the conversation, and its address.
+    conversation: (HistoryAccess, Option<String>),
     listed: Option<Arc<ToolList>>,
 }
 
@@ -58,8 +63,14 @@ impl Toolbox {
             servers,
             names,
             state,
+            conversation: (HistoryAccess::None, None),
             listed: None,
         }
+    }
+
+    /// Lets the tools read the conversation.
+    pub(crate) fn show_conversation(&mut self, history: HistoryAccess, address: Option<String>) {
+        self.conversation = (history, address);
     }
 
     /// Lists the tools again, because a tool call may have changed the list.
@@ -93,19 +104,22 @@ pub(crate) struct CallReport {
     pub(crate) text: String,
     /// Images and sounds of the result, for models that take them.
     pub(crate) media: Vec<ToolMedia>,
+    /// Links of the result to files.
+    pub(crate) links: Vec<AttachmentBody>,
+    /// Whether the tool reported an error.
+    pub(crate) is_error: bool,
 }
 
 impl CallReport {
     /// The report of a recorded result.
     pub(super) fn of_result(outcome: CallOutcome, body: &ItemBody) -> Self {
+        let result = body.result.as_deref();
         Self {
             outcome: Some(outcome),
             text: render_for_model(body),
-            media: body
-                .result
-                .as_deref()
-                .map(ToolMedia::read)
-                .unwrap_or_default(),
+            media: result.map(ToolMedia::read).unwrap_or_default(),
+            links: result.map(resource_links).unwrap_or_default(),
+            is_error: result.is_some_and(is_error_result),
         }
     }
 
@@ -115,6 +129,8 @@ impl CallReport {
             outcome: None,
             text,
             media: Vec::new(),
+            links: Vec::new(),
+            is_error: false,
         }
     }
 }

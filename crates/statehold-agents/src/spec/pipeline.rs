@@ -18,6 +18,8 @@ pub struct PipelineSpec {
     pub on_loop_limit: LoopLimitPolicy,
     /// Phase whose answer is the answer of the pipeline. None for the last one that answered.
     pub answer_from: Option<Name>,
+    /// Whether the answers of its phases are messages of the transcript.
+    pub show_phases: bool,
 }
 
 /// One phase of a pipeline.

@@ -85,6 +85,7 @@ pub(crate) fn phase_line(text: &str, agents: &[&str]) -> Arc<AgentSpec> {
         loops_max: 0,
         on_loop_limit: LoopLimitPolicy::Continue,
         answer_from: None,
+        show_phases: false,
     };
     agent(text, AgentKind::Pipeline(Arc::new(spec)))
 }

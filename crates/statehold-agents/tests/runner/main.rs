@@ -6,6 +6,7 @@ mod crashes;
 mod disk;
 mod llm;
 mod memory;
+mod phase_tools;
 mod phases;
 mod reload;
 mod resumed;

@@ -41,6 +41,7 @@ pub(crate) fn pipeline(phases: Vec<PhaseSpec>) -> PipelineSpec {
         loops_max: 2,
         on_loop_limit: LoopLimitPolicy::Continue,
         answer_from: None,
+        show_phases: false,
     }
 }
 

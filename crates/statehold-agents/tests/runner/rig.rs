@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use statehold_agents::runner::{Runner, RunnerOptions, StepHook};
+use statehold_agents::runner::{ConversationReader, Runner, RunnerOptions, StepHook};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, ChatSessions, FinalAnswer, RouterSpec, Routing, RoutingRule,
 };
@@ -15,12 +15,13 @@ use statehold_core::item::{Attachment, AttachmentSource, ItemKind};
 use statehold_core::name::Name;
 use statehold_core::record::{CommandName, Event};
 use statehold_core::task::CloseOn;
+use statehold_engine::api::caller::ReadToken;
 use statehold_engine::bodies::{AttachmentBody, ItemBody, to_bytes};
 use statehold_engine::leased::LeasedRequest;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
-    Call, Caller, Claim, ClaimedRequest, Engine, EngineError, EngineOptions, MemoryKeys,
-    RequestDetail, SystemClock, api, testing,
+    Call, Caller, Claim, ClaimedRequest, Credential, Engine, EngineError, EngineOptions,
+    MemoryKeys, RequestDetail, SystemClock, api, testing,
 };
 use statehold_store::memory::MemoryStore;
 use statehold_store::{PageLimit, Store};
@@ -117,8 +118,17 @@ impl Rig {
 
     pub(crate) async fn watched(&self, on_step: StepHook) -> Runner {
         let (engine, book) = (self.engine.clone(), Arc::clone(&self.book));
+        // Tests read tokens as they are; a server seals them.
+        let seal = |token: &ReadToken| {
+            let text = serde_json::to_string(token).expect("JSON");
+            Credential::new(text).expect("a credential")
+        };
         let options = RunnerOptions {
             on_step,
+            conversation_reader: Some(ConversationReader {
+                mcp_url: "http://127.0.0.1:7717/mcp".to_owned(),
+                seal: Arc::new(seal),
+            }),
             ..RunnerOptions::default()
         };
         Runner::start(engine, name("default"), book, options)

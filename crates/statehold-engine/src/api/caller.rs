@@ -8,10 +8,10 @@ use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
 
-use crate::caller::Caller;
+use crate::caller::{Caller, PhaseScope};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::access::require_lister;
+use crate::guard::access::{is_running, require_lister};
 
 /// The API key of a call, watched for its revocation. A call without a key has none to revoke.
 #[derive(Debug, Clone)]
@@ -108,6 +108,9 @@ pub struct ReadToken {
     pub ends_at: Timestamp,
     /// The API key that it was made with. It ends with that key.
     pub key: Option<Digest>,
+    /// The phase of a pipeline that it was made for. It ends with that phase.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<PhaseScope>,
 }
 
 /// A token that reads one session as its user does, for some time, and does nothing else.
@@ -128,6 +131,7 @@ pub async fn read_token(
         tenant: caller.tenant.clone(),
         ends_at: engine.now().plus_ms(ttl_seconds.saturating_mul(1_000)),
         key: caller.key,
+        phase: None,
     })
 }
 
@@ -151,6 +155,15 @@ pub async fn with_read_token(
     if !watch.is_valid() {
         return Ok(None);
     }
+    let caller = token_caller(engine, token).await?;
+    Ok(caller.map(|caller| (caller, watch)))
+}
+
+/// The caller with a read token that has not expired. None if its session or its phase has ended.
+pub(crate) async fn token_caller(
+    engine: &Engine,
+    token: &ReadToken,
+) -> Result<Option<Caller>, EngineError> {
     let state = match engine.durable_state(token.session).await {
         Ok(state) => state,
         Err(EngineError::NotFound) => return Ok(None),
@@ -158,10 +171,11 @@ pub async fn with_read_token(
     };
     let owner = state.owner.as_ref();
     let owner = owner.filter(|owner| owner.tenant == token.tenant && !state.deleted);
+    let owner = owner.filter(|_| is_running(&state, token.phase));
     Ok(owner.map(|owner| {
         let named = (owner.tenant.clone(), owner.user);
-        let caller = Caller::with_read_token(named, token.session, token.key);
-        (caller, watch)
+        let scope = (token.session, token.phase);
+        Caller::with_read_token(named, scope, token.key)
     }))
 }
 

@@ -184,7 +184,7 @@ impl Engine {
         let Some(ended) = ended else {
             return Ok(None);
         };
-        let started = self.record(session, ended.started_by).await?;
+        let started = self.record_head(session, ended.started_by).await?;
         Ok(started.and_then(|started| continued_by(&started, request)))
     }
 

@@ -6,7 +6,7 @@ use statehold_core::ids::SessionId;
 use statehold_core::session::{Owner, STATE_KEEPER, SessionState};
 use statehold_store::SessionSummary;
 
-use crate::caller::{Caller, Role};
+use crate::caller::{Caller, PhaseScope, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights;
@@ -91,11 +91,16 @@ fn require_access(
         || caller.only_session == Some(state.session)
         || rights::works_in(caller, state, owner)
         || is_near(owner);
-    if is_listed && reads {
+    if is_listed && reads && is_running(state, caller.phase) {
         Ok(())
     } else {
         Err(EngineError::NotFound)
     }
+}
+
+/// Whether the phase of a read token has not ended yet. Other callers have none.
+pub(crate) fn is_running(state: &SessionState, phase: Option<PhaseScope>) -> bool {
+    phase.is_none_or(|phase| state.requests.contains_key(&phase.request))
 }
 
 /// Whether lists of the caller's tenant could show a session at all.

@@ -14,7 +14,7 @@ use statehold_agents::push::Guard;
 use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
-use statehold_engine::api::caller::{self, KeyWatch, ReadToken};
+use statehold_engine::api::caller::{self, KeyWatch};
 use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
     AnswerMemory, Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX,
@@ -25,6 +25,7 @@ use crate::chat::FailedCalls;
 use crate::http::body::BodyOwner;
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
+use crate::http::read_token;
 use crate::http::seal::Sealer;
 use crate::http::shares::{CallSlot, RateLimit, ServerShares};
 use crate::mcp::LegacySessions;
@@ -34,10 +35,6 @@ use crate::reload::Reload;
 const PAGE_BYTES_MAX: u64 = 1024 * 1024;
 /// How long a call waits for the memory of its answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
-
-/// How read tokens begin, and what they are sealed for.
-const TOKEN_PREFIX: &str = "sht_";
-const TOKEN: &str = "read token";
 
 /// How a server behaves towards its callers.
 #[derive(Debug, Clone)]
@@ -162,8 +159,8 @@ impl App {
     async fn authenticate(&self, parts: &Parts) -> Result<(Caller, KeyWatch), Problem> {
         let headers = &parts.headers;
         let secret = credential(headers)?;
-        if let Some(token) = secret.and_then(|secret| secret.strip_prefix(TOKEN_PREFIX)) {
-            return self.holder_of_token(token).await;
+        if let Some(text) = secret.filter(|secret| read_token::is_token(secret)) {
+            return self.holder_of_token(text).await;
         }
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
         let (caller, key) = match ours {
@@ -194,16 +191,8 @@ impl App {
 }
 
 impl AppState {
-    /// The text of a read token.
-    pub(crate) fn seal_token(&self, token: &ReadToken) -> String {
-        let content = serde_json::to_vec(token).unwrap_or_default();
-        format!("{TOKEN_PREFIX}{}", self.sealer.seal(TOKEN, &[], &content))
-    }
-
     async fn holder_of_token(&self, text: &str) -> Result<(Caller, KeyWatch), Problem> {
-        let content = self.sealer.open(TOKEN, &[], text).ok();
-        let token = content.and_then(|content| serde_json::from_slice(&content).ok());
-        let token: ReadToken = token.ok_or_else(unauthenticated)?;
+        let token = read_token::opened(&self.sealer, text).ok_or_else(unauthenticated)?;
         let found = caller::with_read_token(&self.engine, &token).await?;
         found.ok_or_else(unauthenticated)
     }

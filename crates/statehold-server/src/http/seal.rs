@@ -36,6 +36,7 @@ const SALT: &[u8] = b"statehold handle v1";
 pub struct BadHandle;
 
 /// Seals and opens handles under one secret.
+#[derive(Clone)]
 pub struct Sealer {
     derivation: Hkdf<Sha256>,
     key_id: [u8; KEY_ID_BYTES],

@@ -1,12 +1,15 @@
 //! The messages of a conversation, as one document of one revision.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 use serde_json::{Value, json};
-use statehold_core::ids::SessionId;
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_engine::api::conversation::ConversationPlace;
 use statehold_engine::api::item::MessageView;
 use statehold_engine::{EngineError, PageLimit, api};
 
-use super::uri::{ConversationUri, Part, Range};
+use super::uri::{ConversationUri, HistoryQuery, Part, Range};
 use crate::http::call::CallContext;
 use crate::http::problem::Problem;
 
@@ -31,101 +34,148 @@ pub(super) struct History {
     /// Where the messages before these are.
     #[serde(skip_serializing_if = "Option::is_none")]
     earlier: Option<String>,
+    /// Answers of phases were left out, because they are too long.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    phases_cut: bool,
 }
 
 impl History {
     /// The messages as plain `{role, content}`.
     pub(super) fn plain(&self) -> Value {
-        let plain =
-            |message: &MessageView| json!({"role": message.role, "content": message.content});
+        let plain = |message: &MessageView| {
+            let mut plain = json!({"role": message.role, "content": message.content});
+            if let Some(name) = &message.name {
+                plain["name"] = json!(name);
+            }
+            plain
+        };
         self.messages.iter().map(plain).collect()
     }
 }
 
-/// Reads the messages of a conversation.
+/// Reads the messages of a conversation. The token of a phase shows the answers of the phases before it, too.
 pub(super) async fn read(
     context: &CallContext,
     session: SessionId,
-    range: Range,
+    query: HistoryQuery,
 ) -> Result<History, Problem> {
-    match range {
-        Range::Newest => document(context, session, None).await,
+    let own_turn = context.caller.phase.and_then(|phase| phase.turn);
+    let turn = query.turn.or(own_turn);
+    match query.range {
+        Range::Newest => newest(context, session, turn).await,
         Range::At { revision, before } => {
-            document(context, session, Some((revision, before))).await
+            let place = ConversationPlace {
+                revision,
+                turn,
+                before,
+            };
+            document(context, session, place).await
         }
-        Range::After(after) => tail(context, session, after).await,
+        Range::After(after) => tail(context, session, after, turn).await,
     }
 }
 
-/// As many of the newest messages as fit: of a revision and before a place, or of now.
+async fn newest(
+    context: &CallContext,
+    session: SessionId,
+    turn: Option<RequestId>,
+) -> Result<History, Problem> {
+    // All messages of a document are of one revision, whatever is written meanwhile.
+    let place = ConversationPlace {
+        revision: api::session::revision(context.engine(), &context.caller, session).await?,
+        turn,
+        before: None,
+    };
+    document(context, session, place).await
+}
+
+/// As many of the newest messages of a place as fit.
 async fn document(
     context: &CallContext,
     session: SessionId,
-    at: Option<(u64, Option<u64>)>,
+    place: ConversationPlace,
 ) -> Result<History, Problem> {
     let (engine, caller) = (context.engine(), &context.caller);
-    let (rev, before) = if let Some(at) = at {
-        at
-    } else {
-        // All messages of a document are of one revision, whatever is written meanwhile.
-        (api::session::revision(engine, caller, session).await?, None)
-    };
-    let read = |page| api::past::messages(engine, caller, session, rev, (before, page));
-    let (mut page, mut next) = context.read_page(MESSAGES_MAX, read).await?;
-    if next.is_some() {
-        // Again in one piece, now that it is known to be long.
+    let read = |page| api::conversation::messages(engine, caller, session, place, page);
+    let mut page = context.read_page(MESSAGES_MAX, read).await?;
+    if page.next.is_some() || place.turn.is_some() {
+        // Again in one piece, now that it is known to be long. Answers of phases may be as long as the messages.
         let limit = PageLimit {
             entries: MESSAGES_MAX,
             bytes: DOCUMENT_BYTES_MAX,
         };
-        context.take_answer(limit.bytes).await?;
+        let parts = if place.turn.is_some() { 2 } else { 1 };
+        context.take_answer(parts * limit.bytes).await?;
         match read(limit).await {
-            Ok(whole) => (page, next) = whole,
+            Ok(whole) => page = whole,
             // The first message is longer than a document: it came alone, as the first page.
             Err(EngineError::PageTooSmall { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    let earlier = next.map(|before| {
+    let earlier = page.next.map(|before| {
         let range = Range::At {
-            revision: rev,
+            revision: place.revision,
             before: Some(before),
         };
-        ConversationUri::Part(session, Part::History(range)).to_string()
+        let turn = place.turn;
+        let query = HistoryQuery { range, turn };
+        ConversationUri::Part(session, Part::History(query)).to_string()
     });
     Ok(History {
-        rev,
+        rev: place.revision,
         messages: page.messages,
         after: None,
         reset: false,
         earlier,
+        phases_cut: page.is_cut,
     })
 }
 
 /// The messages that came after a revision.
-async fn tail(context: &CallContext, session: SessionId, after: u64) -> Result<History, Problem> {
-    let (engine, caller) = (context.engine(), &context.caller);
-    let last = async |page| api::past::messages(engine, caller, session, after, (None, page)).await;
-    let last = match after {
-        // Before the first record there was nothing.
-        0 => None,
-        _ => context.read_page(1, last).await?.0.messages.pop(),
+async fn tail(
+    context: &CallContext,
+    session: SessionId,
+    after: u64,
+    turn: Option<RequestId>,
+) -> Result<History, Problem> {
+    let place = ConversationPlace {
+        revision: after,
+        turn,
+        before: None,
     };
-    let mut history = document(context, session, None).await?;
+    let known = match (after, turn) {
+        // Before the first record there was nothing.
+        (0, _) => Vec::new(),
+        // An answer of a phase is read some time after it was given, so all that the reader had is compared.
+        (_, Some(_)) => document(context, session, place).await?.messages,
+        (_, None) => {
+            let (engine, caller) = (context.engine(), &context.caller);
+            let last = |page| api::conversation::messages(engine, caller, session, place, page);
+            context.read_page(1, last).await?.messages
+        }
+    };
+    let known: BTreeSet<u64> = known.iter().map(|message| message.seq).collect();
+    let mut history = newest(context, session, turn).await?;
     history.after = Some(after);
-    let Some(last) = last.map(|last| last.seq) else {
+    let (Some(first), Some(last)) = (known.first(), known.last()) else {
         return Ok(history);
     };
-    let known = history
-        .messages
-        .iter()
-        .position(|message| message.seq == last);
-    if let Some(known) = known {
-        history.messages.drain(..=known);
+    let has_last = history.messages.iter().any(|message| message.seq == *last);
+    if has_last {
+        let is_new = |message: &MessageView| {
+            let seq = message.seq;
+            if turn.is_some() {
+                seq > *first && !known.contains(&seq)
+            } else {
+                seq > *last
+            }
+        };
+        history.messages.retain(is_new);
         history.earlier = None;
     } else {
         // A rewind takes out the end of a conversation, so the last known message goes first.
-        let is_older = |first: &MessageView| last < first.seq;
+        let is_older = |message: &MessageView| *last < message.seq;
         let may_be_earlier = history.earlier.is_some();
         let is_cut = may_be_earlier && history.messages.first().is_some_and(is_older);
         history.reset = !is_cut;

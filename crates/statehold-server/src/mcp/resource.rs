@@ -16,7 +16,7 @@ use statehold_engine::{HoldFilter, PageLimit, SessionOrder, api};
 
 use super::errors::{call_error, resource_error};
 use super::history;
-use super::uri::{BadUri, CURRENT_HISTORY, ConversationUri, Part, Range};
+use super::uri::{BadUri, CURRENT_HISTORY, ConversationUri, HistoryQuery, Part, Range};
 use crate::http::call::CallContext;
 use crate::http::problem::{Code, Problem};
 use crate::native::Cursor;
@@ -75,7 +75,7 @@ async fn list_page(
 }
 
 fn resource_of(session: &SessionView) -> Resource {
-    let uri = ConversationUri::Part(session.id, Part::History(Range::Newest));
+    let uri = ConversationUri::Part(session.id, Part::History(HistoryQuery::NEWEST));
     let title = session.name.clone();
     let title = title.unwrap_or_else(|| format!("{} of {}", session.app, session.user));
     let mut meta = MetaObject::default();
@@ -175,14 +175,14 @@ async fn document(context: &CallContext, uri: &str) -> Result<Document, Problem>
         ConversationUri::Part(session, part) => (session, part),
         ConversationUri::Current => {
             let session = current(context)?;
-            let history = history::read(context, session, Range::Newest).await?;
+            let history = history::read(context, session, HistoryQuery::NEWEST).await?;
             return Ok(Document::new(&history.plain(), history.rev));
         }
     };
     match part {
-        Part::History(range) => {
-            let history = history::read(context, session, range).await?;
-            let is_fixed = matches!(range, Range::At { .. });
+        Part::History(query) => {
+            let history = history::read(context, session, query).await?;
+            let is_fixed = matches!(query.range, Range::At { .. });
             Ok(Document {
                 is_fixed,
                 ..Document::new(&history, history.rev)

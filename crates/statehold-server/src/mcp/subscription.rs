@@ -11,12 +11,13 @@ use futures_util::stream::FuturesUnordered;
 use rmcp::model::{ResourceUpdatedNotificationParam, SubscriptionFilter};
 use rmcp::service::{RoleServer, SubscriptionContext};
 use rmcp::{ErrorData, Peer};
+use statehold_core::ids::RequestId;
 use statehold_engine::api::watch::{PartRevisions, SessionWatch};
 use statehold_engine::{Lock, api};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::errors::{call_error, resource_error};
-use super::uri::{BadUri, ConversationUri, Part, Range};
+use super::uri::{BadUri, ConversationUri, HistoryQuery, Part, Range};
 use crate::http::call::CallContext;
 use crate::http::problem::{Code, Problem};
 
@@ -135,6 +136,8 @@ struct Subscription {
     uri: String,
     part: Part,
     watch: SessionWatch,
+    /// The turn whose phases' answers the caller's token reads.
+    own_turn: Option<RequestId>,
     /// The revision of the last change of the part that the client was told.
     told: u64,
 }
@@ -146,7 +149,7 @@ impl Subscription {
             ConversationUri::Part(session, part) => (session, part),
             ConversationUri::Current => {
                 let session = context.caller.only_session.ok_or_else(Problem::not_found)?;
-                (session, Part::History(Range::Newest))
+                (session, Part::History(HistoryQuery::NEWEST))
             }
         };
         let caller = &context.caller;
@@ -154,11 +157,20 @@ impl Subscription {
         if part == Part::Trace && !caller.reads_all() {
             return Err(Problem::not_found());
         }
+        let own_turn = caller.phase.and_then(|phase| phase.turn);
+        if let Part::History(HistoryQuery {
+            turn: Some(turn), ..
+        }) = part
+            && own_turn != Some(turn)
+        {
+            return Err(Problem::not_found());
+        }
         let watch = api::watch::session(context.engine(), caller, session).await?;
         let mut opened = Self {
             uri: uri.to_owned(),
             part,
             watch,
+            own_turn,
             told: 0,
         };
         opened.told = opened.revision_in(opened.watch.known());
@@ -182,9 +194,13 @@ impl Subscription {
     /// The revision at which the part changed last.
     fn revision_in(&self, changed: PartRevisions) -> u64 {
         match self.part {
-            // A document of a fixed revision never changes.
-            Part::History(Range::At { .. }) => 0,
-            Part::History(_) => changed.messages,
+            Part::History(query) => match (query.range, query.turn.or(self.own_turn)) {
+                // A document of a fixed revision never changes.
+                (Range::At { .. }, _) => 0,
+                (_, None) => changed.messages,
+                // An answer of a phase is read from the start of the next phase on.
+                (_, Some(_)) => changed.messages.max(changed.tasks),
+            },
             Part::State => changed.state,
             Part::Tasks | Part::Task(_) => changed.tasks,
             Part::Holds => changed.holds,

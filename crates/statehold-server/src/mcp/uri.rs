@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use statehold_core::ids::{SessionId, TaskId};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 
 /// The address of the one conversation that a token is bound to.
 pub(super) const CURRENT_HISTORY: &str = "conversation://current-history";
@@ -23,7 +23,7 @@ pub(super) enum ConversationUri {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     /// Its messages.
-    History(Range),
+    History(HistoryQuery),
     /// Its state, with the values of its app and user.
     State,
     /// The tree of its tasks.
@@ -34,6 +34,22 @@ pub(super) enum Part {
     Holds,
     /// Every item, for operators.
     Trace,
+}
+
+/// Messages, and for the phases of a pipeline the answers of its earlier phases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HistoryQuery {
+    pub(super) range: Range,
+    /// The turn whose phases' answers are read, too.
+    pub(super) turn: Option<RequestId>,
+}
+
+impl HistoryQuery {
+    /// The messages that there are now.
+    pub(super) const NEWEST: Self = Self {
+        range: Range::Newest,
+        turn: None,
+    };
 }
 
 /// Which messages.
@@ -66,7 +82,7 @@ impl FromStr for ConversationUri {
         let (session, part) = path.split_once('/').ok_or(BadUri)?;
         let session = session.parse().map_err(|_| BadUri)?;
         let part = match (part, query) {
-            ("history", query) => Part::History(range(query.unwrap_or_default())?),
+            ("history", query) => Part::History(query.unwrap_or_default().parse()?),
             ("state", None) => Part::State,
             ("tasks", None) => Part::Tasks,
             ("holds", None) => Part::Holds,
@@ -81,27 +97,60 @@ impl FromStr for ConversationUri {
     }
 }
 
-/// The range in a query: nothing, `rev`, `rev` and `before`, or `after`.
-fn range(query: &str) -> Result<Range, BadUri> {
-    let (mut revision, mut before, mut after) = (None, None, None);
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').ok_or(BadUri)?;
-        let field = match name {
-            "rev" => &mut revision,
-            "before" => &mut before,
-            "after" => &mut after,
+impl FromStr for HistoryQuery {
+    type Err = BadUri;
+
+    /// Reads a query: nothing, `rev`, `rev` and `before`, or `after`; and with any of them `turn`.
+    fn from_str(query: &str) -> Result<Self, BadUri> {
+        let (mut revision, mut before, mut after, mut turn) = (None, None, None, None);
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').ok_or(BadUri)?;
+            let field = match name {
+                "rev" => &mut revision,
+                "before" => &mut before,
+                "after" => &mut after,
+                "turn" => {
+                    let value = value.parse().map_err(|_| BadUri)?;
+                    match turn.replace(value) {
+                        None => continue,
+                        Some(_) => return Err(BadUri),
+                    }
+                }
+                _ => return Err(BadUri),
+            };
+            let value = value.parse().map_err(|_| BadUri)?;
+            if field.replace(value).is_some() {
+                return Err(BadUri);
+            }
+        }
+        let range = match (revision, before, after) {
+            (None, None, None) => Range::Newest,
+            (Some(revision), before, None) => Range::At { revision, before },
+            (None, None, Some(after)) => Range::After(after),
             _ => return Err(BadUri),
         };
-        let value = value.parse().map_err(|_| BadUri)?;
-        if field.replace(value).is_some() {
-            return Err(BadUri);
-        }
+        Ok(Self { range, turn })
     }
-    match (revision, before, after) {
-        (None, None, None) => Ok(Range::Newest),
-        (Some(revision), before, None) => Ok(Range::At { revision, before }),
-        (None, None, Some(after)) => Ok(Range::After(after)),
-        _ => Err(BadUri),
+}
+
+impl fmt::Display for HistoryQuery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("history")?;
+        match self.range {
+            Range::Newest => {}
+            Range::After(revision) => write!(f, "?after={revision}")?,
+            Range::At { revision, before } => {
+                write!(f, "?rev={revision}")?;
+                if let Some(before) = before {
+                    write!(f, "&before={before}")?;
+                }
+            }
+        }
+        match (self.turn, self.range) {
+            (None, _) => Ok(()),
+            (Some(turn), Range::Newest) => write!(f, "?turn={turn}"),
+            (Some(turn), _) => write!(f, "&turn={turn}"),
+        }
     }
 }
 
@@ -113,15 +162,7 @@ impl fmt::Display for ConversationUri {
         };
         write!(f, "{SCHEME}{session}/")?;
         match part {
-            Part::History(Range::Newest) => f.write_str("history"),
-            Part::History(Range::After(revision)) => write!(f, "history?after={revision}"),
-            Part::History(Range::At { revision, before }) => {
-                write!(f, "history?rev={revision}")?;
-                match before {
-                    Some(before) => write!(f, "&before={before}"),
-                    None => Ok(()),
-                }
-            }
+            Part::History(history) => write!(f, "{history}"),
             Part::State => f.write_str("state"),
             Part::Tasks => f.write_str("tasks"),
             Part::Task(task) => write!(f, "tasks/{task}"),
@@ -145,6 +186,8 @@ mod tests {
             "history?rev=17",
             "history?rev=17&before=4",
             "history?after=3",
+            "history?turn=req_01977777777770008000000000000003",
+            "history?rev=17&before=4&turn=req_01977777777770008000000000000003",
             "state",
             "tasks",
             &format!("tasks/{task}"),
@@ -167,6 +210,8 @@ mod tests {
             "history?rev=1&rev=2",
             "history?rev=x",
             "history?limit=2",
+            "history?turn=17",
+            "history?turn=req_01977777777770008000000000000003&turn=req_01977777777770008000000000000003",
             "state?rev=1",
             "tasks/1",
             "",

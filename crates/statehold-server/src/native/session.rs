@@ -28,6 +28,7 @@ use super::{
 use crate::http::body::Payload;
 use crate::http::call::{App, CallContext, Params};
 use crate::http::problem::{Code, Problem};
+use crate::http::read_token;
 
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -330,7 +331,9 @@ async fn make_token(context: CallContext, body: Payload<TokenInput>) -> Answer {
         return Err(Problem::invalid(detail));
     }
     let view = TokenView {
-        token: context.app.seal_token(&made),
+        token: read_token::sealed(&context.app.sealer, &made)
+            .expose()
+            .to_owned(),
         session_id: session,
         expires_at: made.ends_at.into(),
     };

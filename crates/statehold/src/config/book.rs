@@ -204,6 +204,9 @@ impl ConfigReader<'_> {
             DeclaredKind::Analytics => self
                 .analytics(place, &mut declaration, credential)
                 .map(|spec| AgentKind::Analytics(Arc::new(spec))),
+            DeclaredKind::Mcp => self
+                .mcp_agent(place, &mut declaration)
+                .map(|spec| AgentKind::Mcp(Arc::new(spec))),
             DeclaredKind::Llm => self
                 .llm(place, &mut declaration)
                 .map(|spec| AgentKind::Llm(Arc::new(spec))),
@@ -277,6 +280,7 @@ impl ConfigReader<'_> {
             | DeclaredKind::Openai
             | DeclaredKind::Conversations
             | DeclaredKind::Analytics
+            | DeclaredKind::Mcp
             | DeclaredKind::Pipeline => None,
         };
         let models = self.config.models.iter();
@@ -285,6 +289,7 @@ impl ConfigReader<'_> {
             .map(|(name, model)| (name.to_string(), settings_of(&model.with_defaults())));
         let servers = declaration.tool_servers.iter().flatten();
         let servers = servers
+            .chain(&declaration.tool_server)
             .filter_map(|server| self.config.tool_servers.get_key_value(server))
             .map(|(name, server)| (name.to_string(), settings_of(&server.with_defaults())));
         let more = [

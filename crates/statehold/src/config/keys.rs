@@ -23,14 +23,16 @@ const TOOLS: &str = "tools";
 
 /// Settings whose value is a table: a JSON Schema.
 const SCHEMAS: [&str; 2] = ["approval_if", "state_schema"];
-/// The setting whose value is a table for a service.
+/// Settings whose value is a table for a service or a tool.
 const DATA_SOURCES: &str = "data_sources";
+const ARGUMENTS: &str = "arguments";
 /// The setting whose value is a table of headers.
 const HEADERS: &str = "headers";
 /// Settings whose text is only for a model.
 const PROMPTS: [&str; 4] = ["answer_prompt", "instructions", "prompt", "routing_prompt"];
 /// Settings that may hold a misplaced secret.
-const DELICATE: [&str; 7] = [
+const DELICATE: [&str; 8] = [
+    ARGUMENTS,
     "base_url",
     "command",
     "credential_env",
@@ -138,7 +140,8 @@ pub(super) fn is_value(steps: &[String], table: &Table) -> bool {
                 return setting == "schema";
             }
             let has_headers = [AGENTS, MODELS, TOOL_SERVERS].contains(&&**section);
-            let is_table = SCHEMAS.contains(&&**setting) || setting == DATA_SOURCES;
+            let is_table =
+                SCHEMAS.contains(&&**setting) || setting == DATA_SOURCES || setting == ARGUMENTS;
             has_headers && setting == HEADERS || section == AGENTS && is_table
         }
         [section, _, tools, _, setting] => {

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use statehold_agents::spec::{
-    ChatMemory, ChatSessions, LoopLimitPolicy, PhaseErrorPolicy, PhaseInput, ThinkingMode,
+    ChatMemory, ChatSessions, HistoryAccess, LoopLimitPolicy, PhaseErrorPolicy, PhaseInput,
+    ThinkingMode,
 };
 use statehold_core::name::Name;
 use statehold_core::scope::Scope;
@@ -12,7 +13,8 @@ use statehold_core::task::CloseOn;
 
 use super::values::{
     BoundedNumber, DataAgentName, DataSources, MessagePattern, NonEmptyText, PlaceName,
-    ReadStateKey, SchemaTable, ServiceHeaders, ServiceUrl, WrittenScope, WrittenStateKey,
+    ReadStateKey, SchemaTable, ServiceHeaders, ServiceUrl, ToolArguments, WrittenScope,
+    WrittenStateKey,
 };
 
 /// The kind of an agent.
@@ -28,6 +30,8 @@ pub(crate) enum DeclaredKind {
     Conversations,
     /// A Conversational Analytics API.
     Analytics,
+    /// A tool on a tool server.
+    Mcp,
     /// A model with tools.
     Llm,
     /// A coordinator that chooses one agent per turn.
@@ -37,11 +41,12 @@ pub(crate) enum DeclaredKind {
 }
 
 impl DeclaredKind {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Worker,
         Self::Openai,
         Self::Conversations,
         Self::Analytics,
+        Self::Mcp,
         Self::Llm,
         Self::Router,
         Self::Pipeline,
@@ -54,6 +59,7 @@ impl DeclaredKind {
             Self::Openai => "openai",
             Self::Conversations => "conversations",
             Self::Analytics => "analytics",
+            Self::Mcp => "mcp",
             Self::Llm => "llm",
             Self::Router => "router",
             Self::Pipeline => "pipeline",
@@ -87,6 +93,8 @@ pub(crate) struct AgentDeclaration {
     pub(super) answer_by: Option<AnswerBy>,
     pub(super) answer_from: Option<Name>,
     pub(super) answer_prompt: Option<NonEmptyText>,
+    /// Further arguments of every call of a tool.
+    pub(super) arguments: Option<ToolArguments>,
     pub(super) base_url: Option<ServiceUrl>,
     /// The agents that a worker's keys may call below its requests.
     pub(super) calls: Option<Vec<Name>>,
@@ -98,7 +106,11 @@ pub(crate) struct AgentDeclaration {
     pub(super) description: Option<NonEmptyText>,
     pub(super) export: Option<Vec<WrittenStateKey>>,
     pub(super) headers: Option<ServiceHeaders>,
+    /// How a tool gets the conversation.
+    pub(super) history: Option<HistoryAccess>,
+    pub(super) history_argument: Option<NonEmptyText>,
     pub(super) import: Option<Vec<ReadStateKey>>,
+    pub(super) input_argument: Option<NonEmptyText>,
     pub(super) instructions: Option<NonEmptyText>,
     pub(super) keep_pairs: Option<JsonCount<0>>,
     pub(super) kind: Option<DeclaredKind>,
@@ -120,6 +132,8 @@ pub(crate) struct AgentDeclaration {
     pub(super) routing_prompt: Option<NonEmptyText>,
     pub(super) rules: Option<Vec<RuleTable>>,
     pub(super) sessions: Option<ChatSessions>,
+    /// Whether the answers of phases are messages of the transcript.
+    pub(super) show_phases: Option<bool>,
     pub(super) state_read: Option<Vec<Scope>>,
     pub(super) state_schema: Option<SchemaTable>,
     pub(super) state_schema_file: Option<PathBuf>,
@@ -128,6 +142,9 @@ pub(crate) struct AgentDeclaration {
     pub(super) thinking: Option<ThinkingMode>,
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
     pub(super) tokens_max: Option<JsonCount<1>>,
+    /// The name of a tool on its server.
+    pub(super) tool: Option<NonEmptyText>,
+    pub(super) tool_server: Option<Name>,
     pub(super) tool_servers: Option<Vec<Name>>,
 }
 
@@ -243,14 +260,15 @@ pub(super) struct LoopTable {
     pub(super) to: Name,
 }
 
-use DeclaredKind::{Analytics, Conversations, Llm, Openai, Pipeline, Router, Worker};
+use DeclaredKind::{Analytics, Conversations, Llm, Mcp, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 43] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 50] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_from", &[Pipeline]),
     ("answer_prompt", &[Router]),
+    ("arguments", &[Mcp]),
     ("base_url", &[Openai, Conversations, Analytics]),
     ("calls", &[Worker]),
     ("close_on", &DeclaredKind::ALL),
@@ -265,7 +283,10 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 43] = [
     ("description", &DeclaredKind::ALL),
     ("export", &[Openai, Conversations]),
     ("headers", &[Openai, Conversations, Analytics]),
-    ("import", &[Openai, Conversations, Analytics, Llm]),
+    ("history", &[Mcp]),
+    ("history_argument", &[Mcp]),
+    ("import", &[Openai, Conversations, Analytics, Mcp, Llm]),
+    ("input_argument", &[Mcp]),
     ("instructions", &[Analytics]),
     ("keep_pairs", &[Openai]),
     ("kind", &DeclaredKind::ALL),
@@ -276,17 +297,18 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 43] = [
     ("otherwise", &[Router]),
     (
         "output_key",
-        &[Openai, Conversations, Analytics, Llm, Router, Pipeline],
+        &[Openai, Conversations, Analytics, Mcp, Llm, Router, Pipeline],
     ),
     ("parent", &[Analytics]),
     ("phases", &[Pipeline]),
     ("prompt", &[Llm]),
     ("prompt_file", &[Llm]),
-    ("retries", &[Openai, Conversations, Analytics, Llm]),
+    ("retries", &[Openai, Conversations, Analytics, Mcp, Llm]),
     ("route_by", &[Router]),
     ("routing_prompt", &[Router]),
     ("rules", &[Router]),
     ("sessions", &DeclaredKind::ALL),
+    ("show_phases", &[Pipeline]),
     ("state_read", &[Llm]),
     ("state_schema", &[Openai]),
     ("state_schema_file", &[Openai]),
@@ -295,6 +317,8 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 43] = [
     ("thinking", &[Analytics]),
     ("timeout_seconds", &[Openai, Conversations, Analytics]),
     ("tokens_max", &[Llm]),
+    ("tool", &[Mcp]),
+    ("tool_server", &[Mcp]),
     ("tool_servers", &[Llm]),
 ];
 

@@ -32,6 +32,7 @@ impl ConfigReader<'_> {
             loops_max: u32::try_from(loops_max.get()).unwrap_or(u32::MAX),
             on_loop_limit,
             answer_from: declaration.answer_from.clone(),
+            show_phases: declaration.show_phases.unwrap_or(false),
         })
     }
 

@@ -204,6 +204,7 @@ fn candidates_of<'a>(config: &'a Config, name: &Name) -> Vec<&'a Name> {
         | DeclaredKind::Openai
         | DeclaredKind::Conversations
         | DeclaredKind::Analytics
+        | DeclaredKind::Mcp
         | DeclaredKind::Llm => Vec::new(),
     }
 }

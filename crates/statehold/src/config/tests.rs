@@ -318,9 +318,9 @@ fn a_policy_with_something_unknown_is_refused() {
         ],
     );
     refused(
-        Some("[agents.a]\ntool = 1\n"),
+        Some("[agents.a]\ntoolz = 1\n"),
         &[],
-        &["`agents.a.tool`", "did you mean"],
+        &["`agents.a.toolz`", "did you mean"],
     );
     refused(
         Some("[agents.\"a b\"]\nrisk = \"low\"\n"),

@@ -454,6 +454,31 @@ impl TryFrom<Json> for DataSources {
     }
 }
 
+/// Arguments of a tool, written as a TOML table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Json")]
+pub(crate) struct ToolArguments(serde_json::Map<String, Json>);
+
+impl ToolArguments {
+    pub(crate) fn members(&self) -> &serde_json::Map<String, Json> {
+        &self.0
+    }
+}
+
+impl TryFrom<Json> for ToolArguments {
+    type Error = &'static str;
+
+    fn try_from(arguments: Json) -> Result<Self, Self::Error> {
+        if has_secret(&arguments) {
+            return Err("it carries a credential; name a variable with it at the tool server");
+        }
+        match with_text_for_dates(arguments) {
+            Json::Object(members) => Ok(Self(members)),
+            _ => Err("it is not a table with arguments; write { name = \"value\" }"),
+        }
+    }
+}
+
 /// Whether a member with a text is named like a secret.
 fn has_secret(value: &Json) -> bool {
     match value {

@@ -50,7 +50,7 @@ fn what_is_no_secret_by_its_name_stays_in_replies_as_it_is() {
         trust_hints: false,
     };
     let said = "/srv/notes/1234567.md needs notes-secret".to_owned();
-    let left = spec.reply_redactor().redact(said);
+    let left = spec.reply_redactor(None).redact(said);
     assert_eq!(left, "/srv/notes/1234567.md needs …");
 }
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use statehold_core::ids::HoldId;
 use statehold_core::record::Event;
 use statehold_engine::PageLimit;
@@ -14,14 +15,22 @@ use statehold_engine::bodies::Raw;
 use super::state::{STATE_SERVER, StateCallResult};
 use super::{PendingCall, Toolbox, is_chosen_tool};
 use crate::gateway::traceparent;
-use crate::mcp::{CallMeta, McpTool, NoAnswer, ToolError, ToolList, ToolReply};
+use crate::mcp::{CallMeta, ConversationMeta, McpTool, NoAnswer, ToolError, ToolList, ToolReply};
 use crate::message::raw;
 use crate::runner::run::AgentRun;
+use crate::spec::HistoryAccess;
 use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
 
 /// Delay before the first retry of a tool that did not answer. Doubles with each retry.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
+/// How long a token for a tool lasts, at the most: as long as a tool may take. It ends with the turn before that.
+const TOKEN_SECONDS: u64 = 60 * 60;
+/// The messages that come with a call.
+const INLINE_MESSAGES: PageLimit = PageLimit {
+    entries: 1_000,
+    bytes: 1024 * 1024,
+};
 /// Page size for reading records.
 const RECORDS_PER_PAGE: PageLimit = PageLimit::entries(200);
 
@@ -134,8 +143,9 @@ impl AgentRun {
             let failure = match tool {
                 Ok(tool) => {
                     only_reads = tool.only_reads;
+                    let meta = self.call_meta(&toolbox.conversation).await?;
                     match self
-                        .call_once(one, tool, &released.arguments, toolbox)
+                        .call_once(one, tool, (&released.arguments, &meta), toolbox)
                         .await
                     {
                         Ok(reply) => return Ok(ToolRunResult::Result(result_of(&reply))),
@@ -180,19 +190,53 @@ impl AgentRun {
         &self,
         one: &PendingCall<'_>,
         tool: &McpTool,
-        arguments: &Raw,
+        (arguments, meta): (&Raw, &CallMeta),
         toolbox: &Toolbox,
     ) -> Result<ToolReply, ToolError> {
         let arguments = serde_json::from_str(arguments.get()).unwrap_or_default();
+        let key = one.call.id.to_string();
+        toolbox.servers.call(tool, &arguments, &key, meta).await
+    }
+
+    /// What a tool gets beside its arguments. Nothing of it is recorded.
+    async fn call_meta(
+        &self,
+        conversation: &(HistoryAccess, Option<String>),
+    ) -> Result<CallMeta, TurnError> {
         let ids = self.request.ids;
-        let meta = CallMeta {
+        Ok(CallMeta {
             session: ids.session.to_string(),
             task: ids.task.to_string(),
             request: ids.request.to_string(),
             traceparent: Some(traceparent(ids)),
-        };
-        let key = one.call.id.to_string();
-        toolbox.servers.call(tool, &arguments, &key, &meta).await
+            conversation: self.conversation_meta(conversation).await?,
+        })
+    }
+
+    /// How a tool that is an agent reads the conversation.
+    async fn conversation_meta(
+        &self,
+        (history, address): &(HistoryAccess, Option<String>),
+    ) -> Result<Option<ConversationMeta>, TurnError> {
+        Ok(match (history, address, self.conversation_reader()) {
+            (HistoryAccess::Pinned | HistoryAccess::Live, Some(uri), Some(reader)) => {
+                Some(ConversationMeta::Address {
+                    uri: uri.clone(),
+                    mcp_url: reader.mcp_url.clone(),
+                    token: (reader.seal)(&self.request.read_token(TOKEN_SECONDS)),
+                })
+            }
+            (HistoryAccess::Inline, _, _) => {
+                let read = self.request.conversation(self.started_by, INLINE_MESSAGES);
+                let page = read.await?;
+                Some(ConversationMeta::Messages(json!({
+                    "rev": self.started_by,
+                    "messages": page.messages,
+                    "has_earlier": page.next.is_some() || page.is_cut,
+                })))
+            }
+            _ => None,
+        })
     }
 
     /// Whether to open a reconcile hold for a call without an answer. If not, the model gets the error.

@@ -1,9 +1,11 @@
 //! Approval holds for tool calls, and the texts that report decisions to the model.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use statehold_core::command::Rejection;
 use statehold_core::hold::{CallTarget, Effect, HoldKind, HoldStatus};
 use statehold_core::ids::ItemId;
@@ -156,6 +158,12 @@ pub(crate) fn render_for_model(body: &ItemBody) -> String {
         Some(note) => format!("{note}\n\n{text}"),
         None => text,
     }
+}
+
+/// Whether a recorded result is an error that the tool reported.
+pub(super) fn is_error_result(result: &RawValue) -> bool {
+    let members: Option<BTreeMap<&str, IgnoredAny>> = serde_json::from_str(result.get()).ok();
+    members.is_some_and(|members| members.len() == 1 && members.contains_key("error"))
 }
 
 fn content_text(content: Value) -> String {

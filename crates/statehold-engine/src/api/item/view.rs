@@ -151,6 +151,9 @@ pub struct MessageView {
     pub id: ItemId,
     pub seq: u64,
     pub role: Role,
+    /// The phase of a pipeline that said it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     #[schema(value_type = Content)]
     pub content: Raw,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -166,11 +169,15 @@ pub struct MessageView {
 
 impl MessageView {
     pub(crate) fn of(stored: &StoredItem) -> Self {
-        let shown = ItemView::of(stored);
+        Self::of_item(ItemView::of(stored))
+    }
+
+    pub(crate) fn of_item(shown: ItemView) -> Self {
         Self {
             id: shown.id,
             seq: shown.seq,
             role: shown.role.unwrap_or(Role::Assistant),
+            name: shown.name,
             content: shown.content.unwrap_or_else(|| raw_text("")),
             attachments: shown.attachments,
             task_id: shown.task_id,

@@ -155,6 +155,8 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
     let again = match death.kind {
         // The answer of the phase before it, and the hold, are recorded.
         StepKind::Phase | StepKind::Hold => None,
+        // No agent of these stories is a tool.
+        StepKind::Prepare => None,
         StepKind::Child if death.time > 1 => None,
         // The route is recorded with the request to the chosen agent.
         StepKind::Route | StepKind::Child => Some("chooser".to_owned()),

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use statehold_agents::runner::{Runner, RunnerError, RunnerOptions, StepHook};
+use statehold_agents::runner::{ConversationReader, Runner, RunnerError, RunnerOptions, StepHook};
 use statehold_agents::scratch::{EngineFactory, Scratch};
 use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
@@ -81,6 +81,7 @@ pub(super) struct ReloadContext {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) engine: Engine,
     pub(super) tenant: Name,
+    pub(super) conversation_reader: ConversationReader,
 }
 
 impl ReloadContext {
@@ -101,6 +102,7 @@ impl ReloadContext {
         let engine = self.engine.clone();
         let options = RunnerOptions {
             on_step,
+            conversation_reader: Some(self.conversation_reader.clone()),
             ..RunnerOptions::default()
         };
         let runner = Runner::start(engine, tenant, book, options).await?;

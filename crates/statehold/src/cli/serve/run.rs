@@ -1,5 +1,6 @@
 //! Runs a plan: opens the data, listens, prints the banner, stops cleanly.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use statehold_agents::push::{self, Guard};
-use statehold_agents::runner::StepHook;
+use statehold_agents::runner::{ConversationReader, StepHook};
 use statehold_core::name::Name;
 use statehold_engine::{Engine, OffsetClock};
 use statehold_server::accept::{AcceptOptions, serve};
+use statehold_server::read_token;
+use statehold_server::seal::Sealer;
 use statehold_server::{Metrics, RateLimit, Reload, ServerOptions};
 use statehold_store::sqlite::create_directory;
 use tokio::net::TcpListener;
@@ -111,6 +114,8 @@ async fn run_server(
         end_leftover_programs(mark.as_deref(), was_unclean);
         write_run_file(data, &url)?;
     }
+    let sealer = parts.sealer;
+    let conversation_reader = conversation_reader(config, &listener, sealer.clone())?;
     let context = ReloadContext {
         plan: make_plan,
         started: plan.explained.clone(),
@@ -120,6 +125,7 @@ async fn run_server(
         clock,
         engine: engine.clone(),
         tenant: tenant.clone(),
+        conversation_reader,
     };
     let reloader = Arc::new(context.start_agents(active, on_step).await?);
     let connections_open = Arc::new(AtomicUsize::new(0));
@@ -139,7 +145,7 @@ async fn run_server(
     };
     let accept = accept_options(&config.server, connections_max, &connections_open);
     let metrics = Metrics::new(connections_open);
-    let router = statehold_server::router(engine.clone(), parts.sealer, options, metrics);
+    let router = statehold_server::router(engine.clone(), sealer, options, metrics);
     let seeds = !config.auth.required;
     let running_demo = demo::spawn(&demo, &engine, &tenant, (&url, seeds)).await?;
     let banner = StartBanner {
@@ -171,6 +177,31 @@ async fn run_server(
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
+}
+
+/// Where tools that are agents read conversations, and how their tokens are sealed.
+fn conversation_reader(
+    config: &Config,
+    listener: &TcpListener,
+    sealer: Sealer,
+) -> anyhow::Result<ConversationReader> {
+    let url = match &config.server.url {
+        Some(url) => url.text().trim_end_matches('/').to_owned(),
+        None => {
+            let mut address = listener.local_addr()?;
+            if address.ip().is_unspecified() {
+                address.set_ip(match address.ip() {
+                    IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                    IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+                });
+            }
+            format!("http://{address}")
+        }
+    };
+    Ok(ConversationReader {
+        mcp_url: format!("{url}{}", statehold_server::MCP_PATH),
+        seal: Arc::new(move |token| read_token::sealed(&sealer, token)),
+    })
 }
 
 /// The mark of the programs that a server with data on disk starts.

@@ -5,8 +5,8 @@ mod refused;
 use std::collections::BTreeSet;
 
 use statehold_agents::spec::{
-    ChatMemory, ChatSessions, DataContext, FinalAnswer, PhaseErrorPolicy, PhaseInput, Routing,
-    SeenAnswers, ThinkingMode,
+    ChatMemory, ChatSessions, DataContext, FinalAnswer, HistoryAccess, PhaseErrorPolicy,
+    PhaseInput, Routing, SeenAnswers, ThinkingMode,
 };
 use statehold_server::ReloadMistake;
 
@@ -175,6 +175,37 @@ headers = { api-key = { env = "OPENAI_API_KEY" } }
             "agents.far.headers"
         ]
     );
+}
+
+#[test]
+fn an_agent_may_be_a_tool() {
+    let declared = |lines: &str| {
+        let file = format!(
+            "[tool_servers.web]\nurl = \"http://h/mcp\"\n[agents.fetcher]\nkind = \"mcp\"\n\
+             tool_server = \"web\"\ntool = \"fetch\"\n{lines}\n"
+        );
+        Arc::clone(book(&file).agent(&name("fetcher")).expect("declared"))
+    };
+    let plain = declared("");
+    let AgentKind::Mcp(spec) = &plain.kind else {
+        panic!("{:?}", plain.kind);
+    };
+    assert_eq!(spec.history, HistoryAccess::Pinned);
+    assert_eq!(spec.input_argument, "input");
+    assert_eq!(spec.history_argument, "conversation_history_uri");
+    assert!(plain.kind.needs_session());
+    // The default, written or not, is the same declaration.
+    let written = "history = \"pinned\"\ninput_argument = \"input\"";
+    assert_eq!(plain.digest, declared(written).digest);
+    let other =
+        declared("history = \"none\"\narguments = { depth = 3, names = [\"a\"] }\nretries = 1");
+    assert_ne!(plain.digest, other.digest);
+    let AgentKind::Mcp(spec) = &other.kind else {
+        panic!("{:?}", other.kind);
+    };
+    let arguments = serde_json::to_string(&spec.arguments).expect("JSON");
+    assert_eq!(arguments, r#"{"depth":3,"names":["a"]}"#);
+    assert!(!other.kind.needs_session() && other.retries == 1);
 }
 
 #[test]

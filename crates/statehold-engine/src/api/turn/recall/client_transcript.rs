@@ -201,7 +201,7 @@ impl<'a> ClientTranscript<'a> {
     /// The failed request that a request continued.
     async fn continued(&mut self, request: RequestId) -> Result<Option<RequestId>, EngineError> {
         let started = self.detail(request).await?.started.as_ref();
-        Ok(started.and_then(|started| continued_by(started, request)))
+        Ok(started.and_then(|started| continued_by(&started.record, request)))
     }
 
     pub(super) async fn detail(

@@ -109,6 +109,40 @@ fn what_a_kind_needs_must_be_there() {
 }
 
 #[test]
+fn an_agent_that_is_a_tool_names_a_declared_server_and_its_arguments_once() {
+    let declared = |lines: &str| {
+        format!("[tool_servers.web]\nurl = \"http://h/mcp\"\n[agents.a]\nkind = \"mcp\"\n{lines}\n")
+    };
+    let named = "tool_server = \"web\"\ntool = \"fetch\"\n";
+    for (lines, key, says) in [
+        ("tool = \"fetch\"", "agents.a.tool_server", "is missing"),
+        ("tool_server = \"web\"", "agents.a.tool", "is missing"),
+        (
+            "tool_server = \"wib\"\ntool = \"fetch\"",
+            "agents.a.tool_server",
+            "one of: web",
+        ),
+        (
+            &format!("{named}history_argument = \"input\""),
+            "agents.a.history_argument",
+            "agents.a.input_argument",
+        ),
+        (
+            &format!("{named}arguments = {{ input = 1 }}"),
+            "agents.a.arguments",
+            "the server fills in",
+        ),
+        (
+            &format!("{named}tools = {{}}\nmodel = \"x\""),
+            "agents.a.model",
+            "is not for agents of kind mcp",
+        ),
+    ] {
+        mistaken(&TestPlace::new(&declared(lines), &[]), key, &[says]);
+    }
+}
+
+#[test]
 fn the_settings_of_an_analytics_agent_fit_its_context() {
     let agent = |lines: &str| {
         let file = format!(

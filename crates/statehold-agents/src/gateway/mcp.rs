@@ -1,0 +1,181 @@
+//! Agents that are tools on tool servers, such as the phases of a pipeline: each turn is one call of the tool.
+//!
+//! The tool gets the text of the message and the address of the conversation as arguments. It reads the conversation
+//! as an MCP client of this server, with a token that comes in `_meta` and is recorded nowhere. The call is recorded
+//! before it is made, so a turn that was interrupted calls its tool again, or asks about it, by the policy of the tool.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+use statehold_core::item::CallOutcome;
+use statehold_engine::bodies::Raw;
+
+use super::shared_block;
+use crate::chat::RawToolCall;
+use crate::llm::{CallChecker, with_files};
+use crate::mcp::{McpTool, ToolServers};
+use crate::message::{AgentMessage, raw};
+use crate::model::RequestedCall;
+use crate::runner::{AgentRun, CallReport, StepExtras, StepKind, Toolbox};
+use crate::spec::{HistoryAccess, McpSpec, StateAccess};
+use crate::turn::{Agent, TurnAnswer, TurnError};
+
+/// The step that prepares the call.
+const PREPARE_STEP: (StepKind, &str) = (StepKind::Prepare, "the call of the tool");
+/// The id of the only call of a turn.
+const CALL_ID: &str = "call_1";
+
+/// An agent that is a tool.
+pub(crate) struct McpAgent {
+    spec: Arc<McpSpec>,
+    servers: Arc<ToolServers>,
+}
+
+impl McpAgent {
+    pub(crate) fn new(spec: Arc<McpSpec>, servers: Arc<ToolServers>) -> Self {
+        Self { spec, servers }
+    }
+
+    /// Checks the call against the tool as it is now, or replays the recorded call. With the complete arguments, if
+    /// they were made in this run.
+    async fn prepare(
+        &self,
+        run: &mut AgentRun,
+        address: Option<&str>,
+        toolbox: &mut Toolbox,
+    ) -> Result<(RequestedCall, Option<Vec<Raw>>), TurnError> {
+        let mut complete_arguments = None;
+        let message = with_files(&run.input);
+        let identity = raw(&json!([self.spec.tool_server, self.spec.tool, &message]));
+        let text = match run.next_recorded_kind() {
+            Some(_) => message,
+            None => {
+                let shared = run.state_values(&run.spec.import).await?;
+                let block = shared_block(&shared, &message).unwrap_or_default();
+                format!("{block}{message}")
+            }
+        };
+        let (engine, agent) = (run.engine.clone(), run.spec.name.clone());
+        let work = async {
+            let listing = toolbox.tools().await;
+            if let Some(error) = listing.missing.get(&self.spec.tool_server) {
+                return Err(TurnError::failed(error.code(), error.to_string()));
+            }
+            let mut tools = listing.tools.iter();
+            let tool = tools.find(|tool| tool.original == self.spec.tool);
+            let tool = tool.ok_or_else(|| self.no_such_tool())?;
+            let call = RawToolCall {
+                id: CALL_ID.to_owned(),
+                name: tool.name.clone(),
+                arguments: Value::from(self.arguments(tool, &text, address)).to_string(),
+            };
+            let checker = CallChecker {
+                engine: &engine,
+                agent: &agent,
+                tools: &listing.tools,
+                refused: &BTreeSet::new(),
+            };
+            let (checked, arguments) = checker.check_all(vec![call]);
+            let checked = checked.into_iter().next();
+            let requested = checked.ok_or_else(super::not_prepared)?;
+            if let Some(error) = requested.error {
+                return Err(TurnError::failed("agent_error", error));
+            }
+            complete_arguments = Some(arguments);
+            let extras = StepExtras {
+                is_deferred: true,
+                ..StepExtras::default()
+            };
+            Ok((requested, extras))
+        };
+        let requested = run.step(PREPARE_STEP, identity.get().as_bytes(), work);
+        let requested: RequestedCall = requested.await?;
+        Ok((requested, complete_arguments))
+    }
+
+    /// The arguments of the call: those of the declaration and, if the schema of the tool names them, the message and
+    /// the address of the conversation.
+    fn arguments(&self, tool: &McpTool, text: &str, address: Option<&str>) -> Map<String, Value> {
+        let named = tool.input_schema.get("properties");
+        let is_named = |name: &str| named.is_some_and(|named| named.get(name).is_some());
+        let mut arguments = self.spec.arguments.clone();
+        let input = (self.spec.input_argument.as_str(), Some(text));
+        let history = (self.spec.history_argument.as_str(), address);
+        for (name, value) in [input, history] {
+            if let Some(value) = value.filter(|_| is_named(name)) {
+                arguments.insert(name.to_owned(), Value::from(value));
+            }
+        }
+        arguments
+    }
+
+    /// The address of the conversation for this turn.
+    fn address(&self, run: &AgentRun) -> Option<String> {
+        let mut query = Vec::new();
+        match self.spec.history {
+            HistoryAccess::Pinned => query.push(format!("rev={}", run.started_by)),
+            HistoryAccess::Live => {}
+            HistoryAccess::Inline | HistoryAccess::None => return None,
+        }
+        run.conversation_reader()?;
+        query.extend(run.request.parent.map(|turn| format!("turn={turn}")));
+        let session = run.request.ids.session;
+        let mark = if query.is_empty() { "" } else { "?" };
+        let query = query.join("&");
+        Some(format!("conversation://{session}/history{mark}{query}"))
+    }
+
+    fn no_such_tool(&self) -> TurnError {
+        let McpSpec {
+            tool, tool_server, ..
+        } = &*self.spec;
+        let message = format!(
+            "the tool server {tool_server} has no tool `{tool}`; check `tool` of the agent, or the server"
+        );
+        TurnError::failed("tool_unknown", message)
+    }
+}
+
+#[async_trait]
+impl Agent for McpAgent {
+    async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
+        let address = self.address(run);
+        let servers = (
+            Arc::clone(&self.servers),
+            vec![self.spec.tool_server.clone()],
+        );
+        let mut toolbox = Toolbox::new(servers, StateAccess::default());
+        toolbox.show_conversation(self.spec.history, address.clone());
+        let prepared = self.prepare(run, address.as_deref(), &mut toolbox).await?;
+        let (requested, complete_arguments) = prepared;
+        let calls = [&requested];
+        let reports = run.call_tools(&calls, complete_arguments, &mut toolbox);
+        let report = reports.await?.into_iter().next();
+        let message = answer_of(report.ok_or_else(super::not_prepared)?)?;
+        Ok(TurnAnswer::plain(message))
+    }
+}
+
+/// The answer in the result of the tool.
+fn answer_of(report: CallReport) -> Result<AgentMessage, TurnError> {
+    match report.outcome {
+        None => return Err(TurnError::failed("arguments_lost", report.text)),
+        Some(CallOutcome::Refused) => {
+            return Err(TurnError::failed("agent_refused", report.text));
+        }
+        Some(CallOutcome::Ran | CallOutcome::Answered) => {}
+    }
+    if report.is_error {
+        return Err(TurnError::failed("agent_error", report.text));
+    }
+    if report.text.is_empty() && report.links.is_empty() {
+        let message = "the tool answered without a text; let it return one";
+        return Err(TurnError::failed("agent_malformed", message));
+    }
+    Ok(AgentMessage {
+        attachments: report.links,
+        ..AgentMessage::plain(&report.text)
+    })
+}
