@@ -59,10 +59,13 @@ PUBLIC = {"operations_health", "operations_ready", "operations_schema"}
 # What every key may see: agents of the configuration.
 DECLARED = {"analytics_agent"}
 READS = {"sessions_read", "sessions_messages", "sessions_tree", "requests_read", "tasks_read", "state_read",
-         "feeds_session", "holds_read", "state_read_user"}
+         "feeds_session", "holds_read", "state_read_user", "sessions_metadata"}
 RUNS = {"requests_append", "requests_complete", "requests_fail", "requests_heartbeat", "requests_release",
         "holds_open"}
-MANAGES = {"sessions_patch", "sessions_close", "sessions_delete", "tasks_close", "state_patch", "state_patch_user"}
+MANAGES = {"sessions_patch", "sessions_close", "sessions_delete", "tasks_close", "state_patch", "state_patch_user",
+           "sessions_annotate", "sessions_set_metadata"}
+APPENDS = {"sessions_append"}
+MAKES_TOKENS = {"sessions_make_token"}
 CANCELS = {"requests_cancel", "tasks_cancel"}
 DECIDES = {"holds_decide", "holds_resume"}
 HISTORY = {"sessions_records", "sessions_diff", "sessions_fork", "sessions_rewind"}
@@ -71,12 +74,14 @@ ADK_WRITES = {"adk_create", "adk_patch", "adk_append", "adk_delete"}
 CHATS = {"chat_chat", "chat_chat_v1", "chat_chat_in_mode"}
 # The operations by which a role reaches the sessions, requests, tasks and holds of every user.
 MAY_REACH = {
-    "client": READS | MANAGES | CANCELS | DECIDES | CHATS | ADK_READS | ADK_WRITES | {"requests_start"},
-    "worker": READS | RUNS | CANCELS | ADK_READS | {"requests_claim", "requests_memory", "requests_start",
+    "client": (READS | MANAGES | CANCELS | DECIDES | CHATS | ADK_READS | ADK_WRITES | APPENDS | MAKES_TOKENS
+               | {"requests_start"}),
+    "worker": READS | RUNS | CANCELS | ADK_READS | APPENDS | {"requests_claim", "requests_memory", "requests_start",
                                                     "state_patch", "adk_append", "adk_patch"},
     "approver": DECIDES | {"holds_read"},
-    "operator": READS | CANCELS | HISTORY | ADK_READS,
-    "admin": READS | CANCELS | MANAGES | HISTORY | ADK_READS | ADK_WRITES | {"keys_revoke"},
+    "operator": READS | CANCELS | HISTORY | ADK_READS | MAKES_TOKENS,
+    "admin": (READS | CANCELS | MANAGES | HISTORY | ADK_READS | ADK_WRITES | APPENDS | MAKES_TOKENS
+              | {"keys_revoke"}),
 }
 # Operations that succeed without an effect on an object that is foreign or missing.
 SILENT = {"adk_list", "adk_delete"}
@@ -237,7 +242,7 @@ class Attack:
         for parameter in map(resolve, operation.get("parameters", [])):
             name, where, kind = parameter["name"], parameter["in"], id_kind(parameter["schema"])
             if where == "path":
-                value = ids.get(kind) or {"app": "demo", "user": ids["user"]}.get(name, ids["agent"])
+                value = ids.get(kind) or {"app": "demo", "user": ids["user"], "seq": "1"}.get(name, ids["agent"])
                 path = path.replace("{" + name + "}", value)
             elif where == "query" and kind and (op != "state_read" or role == ids["agent"]):
                 query.append(f"{name}={ids[kind]}")

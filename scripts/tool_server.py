@@ -7,6 +7,7 @@ import sys
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from pydantic import BaseModel
 
 server = MCPServer("tools")
 arrived: list[asyncio.Event] = []
@@ -48,6 +49,17 @@ async def retire(ctx: Context) -> str:
     server.remove_tool("fail")
     await ctx.session.send_tool_list_changed()
     return "done"
+
+
+class Place(BaseModel):
+    place: str
+
+
+@server.tool()
+async def book(nights: int, ctx: Context) -> str:
+    """Asks a person for a place, while the call is under way."""
+    asked = await ctx.elicit(f"Where, for {nights} nights?", Place)
+    return f"{nights} {asked.data.place}" if asked.action == "accept" else f"{nights} {asked.action}"
 
 
 @server.tool()

@@ -4,6 +4,7 @@
 mod analytics;
 mod chat;
 mod conversations;
+mod display_text;
 mod draft_writer;
 mod gateway;
 mod history;

@@ -23,6 +23,7 @@ mod connection;
 mod error;
 mod http;
 mod listing;
+mod question;
 mod reply;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use connection::{McpConnection, McpFailure};
 pub(crate) use error::{NoAnswer, ToolError};
 use http::McpHttpClient;
 pub(crate) use listing::model_safe_name;
+pub(crate) use question::{AsksPeople, QuestionForm, ToolAnswer, ToolQuestion};
 pub(crate) use reply::{ToolMedia, ToolReply, resource_links};
 
 /// How long closing waits for the servers.
@@ -209,8 +211,8 @@ impl ToolServers {
         &self,
         tool: &McpTool,
         arguments: &Map<String, Value>,
-        execution_key: &str,
-        meta: &CallMeta,
+        (execution_key, meta): (&str, &CallMeta),
+        asks: &dyn AsksPeople,
     ) -> Result<ToolReply, ToolError> {
         let server = self.server(&tool.server)?;
         let deadline = Instant::now() + server.spec.timeout;
@@ -220,7 +222,7 @@ impl ToolServers {
             let sent = meta.of_call(execution_key);
             let answer = reached
                 .connection
-                .call(&tool.original, arguments, sent, deadline)
+                .call((&tool.original, arguments), sent, deadline, asks)
                 .await;
             match answer {
                 Ok(result) => {

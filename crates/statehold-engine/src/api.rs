@@ -6,6 +6,7 @@
 
 pub mod address;
 pub mod agent;
+pub mod annotation;
 pub mod audit;
 pub mod caller;
 pub mod conversation;

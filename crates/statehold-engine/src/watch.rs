@@ -10,13 +10,14 @@ use statehold_core::record::Event;
 use statehold_store::Commit;
 use tokio::sync::watch;
 
+use crate::api::annotation;
 use crate::locks::Lock;
 
 /// The revisions of a session at which its parts changed last, as far as its watchers were told. 0 means: not since they
 /// began to watch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PartRevisions {
-    /// Messages were added, or a rewind took some out.
+    /// Messages were added or annotated, or a rewind took some out; or the metadata changed.
     pub messages: u64,
     /// Session keys were written or removed.
     pub state: u64,
@@ -62,7 +63,12 @@ impl ChangedParts {
                     parts.state = content.seq;
                     &mut parts.messages
                 }
-                Event::StatePut { .. } | Event::StateDeleted { .. } => &mut parts.state,
+                Event::StatePut { key, .. } | Event::StateDeleted { key, .. } => {
+                    if key.as_str().starts_with(annotation::KEY_PREFIX) {
+                        parts.messages = content.seq;
+                    }
+                    &mut parts.state
+                }
                 Event::HoldOpened { .. }
                 | Event::VoteRecorded { .. }
                 | Event::HoldDecided { .. } => &mut parts.holds,

@@ -29,6 +29,10 @@ pub struct ToolCall {
     pub traceparent: String,
     /// All of its metadata.
     pub meta: Value,
+    /// The answers of people, by the keys of their questions.
+    pub answers: Value,
+    /// The state that came back with them.
+    pub state: Value,
 }
 
 impl ToolCall {
@@ -46,6 +50,8 @@ impl ToolCall {
             key: text(&params["_meta"]["statehold/execution_key"]),
             traceparent: text(&params["_meta"]["traceparent"]),
             meta: params["_meta"].clone(),
+            answers: params["inputResponses"].clone(),
+            state: params["requestState"].clone(),
         })
     }
 }
@@ -82,8 +88,8 @@ fn answer(seen: &SeenRequest, member: &str, value: &Value) -> ScriptedResponse {
     ScriptedResponse::json(200, &json!({"jsonrpc": "2.0", "id": id, member: value}))
 }
 
-/// Behaviour of a tool. It may wait. A string is its answer; a list has the parts of its answer; a number is
-/// a bare status; null closes the connection.
+/// Behaviour of a tool. It may wait. A string is its answer; a list has the parts of its answer; an object is the
+/// whole result; a number is a bare status; null closes the connection.
 pub type ToolBehaviour = Arc<dyn Fn(ToolCall) -> BoxFuture<'static, Value> + Send + Sync>;
 
 /// A tool server that records the calls of its tools.
@@ -170,6 +176,7 @@ impl ToolServerState {
                 let status = status.as_u64().and_then(|status| status.try_into().ok());
                 ScriptedResponse::text(status.expect("a status"), "text/plain", "")
             }
+            whole @ Value::Object(_) => answer(seen, "result", &whole),
             content @ Value::Array(_) => answer(seen, "result", &json!({ "content": content })),
             text => result(seen, &text),
         }

@@ -427,6 +427,10 @@ fn path_parameter(name: &str) -> Value {
         "request_id" => ("The request.", schema("RequestId")),
         "hold_id" => ("The hold.", schema("HoldId")),
         "key_id" => ("The key, by its id.", schema("KeyId")),
+        "seq" => (
+            "The message, by its `seq`.",
+            json!({"type": "integer", "minimum": 0}),
+        ),
         "agent" => ("The agent.", schema("Name")),
         "model" => ("The agent.", text()),
         "app" => ("The app.", schema("Name")),

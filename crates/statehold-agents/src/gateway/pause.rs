@@ -11,10 +11,11 @@ use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
 use statehold_core::ids::ItemId;
 use statehold_core::item::CallOutcome;
 use statehold_core::json_keys::require_unique_keys;
-use statehold_core::name::{Name, is_deceptive};
+use statehold_core::name::Name;
 use statehold_engine::bodies::Raw;
 use statehold_engine::{HoldSpec, NewAction, Schema};
 
+use crate::display_text::clean_text;
 use crate::message::raw;
 use crate::runner::HoldDecision;
 use crate::turn::{TurnError, describe_json_error};
@@ -292,21 +293,6 @@ fn malformed(what: &str) -> TurnError {
         "the agent's answer cannot be understood: {what}; check the `statehold` member that it sends, and ask again"
     );
     TurnError::failed("agent_malformed", message)
-}
-
-/// Cleans another service's text for display: removes control and bidirectional characters, and
-/// truncates.
-fn clean_text(text: &str, bytes_max: usize) -> String {
-    let is_hidden = |c: char| c != '\n' && is_deceptive(c);
-    let mut clean_text = String::new();
-    for c in text.chars().filter(|c| !is_hidden(*c)) {
-        if clean_text.len() + c.len_utf8() + '…'.len_utf8() > bytes_max {
-            clean_text.push('…');
-            break;
-        }
-        clean_text.push(c);
-    }
-    clean_text
 }
 
 #[cfg(test)]

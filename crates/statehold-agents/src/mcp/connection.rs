@@ -9,13 +9,14 @@ use std::time::Duration;
 use http::StatusCode;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig,
-    ClientRequest, ErrorData, GetExtensions, Implementation, ListToolsRequest,
+    ClientRequest, ElicitRequestParams, ElicitResult, ElicitationCapability, ErrorData,
+    FormElicitationCapability, GetExtensions, Implementation, ListToolsRequest,
     PaginatedRequestParams, ProgressNotificationParam, ProgressToken, ProtocolVersion,
-    RequestMetaObject, ServerResult, SubscriptionFilter,
+    RequestMetaObject, ServerResult, SubscriptionFilter, UrlElicitationCapability,
 };
 use rmcp::service::{
     ClientInitializeError, ClientLifecycleMode, NotificationContext, PeerRequestOptions,
-    RequestHandle, RunningService, ServiceError, serve_client_with_lifecycle,
+    RequestContext, RequestHandle, RunningService, ServiceError, serve_client_with_lifecycle,
 };
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::ExponentialBackoff;
@@ -30,6 +31,7 @@ use super::McpTool;
 use super::child::{self, ProgramLifecycle, SentFlag, StderrTail};
 use super::http::{ANSWER_BYTES_MAX, McpHttpClient, PostError};
 use super::listing::{TOOLS_MAX, accept_tool};
+use super::question::{self, AsksPeople, CallsInFlight, NoAnswers};
 use crate::http::redact_and_clip;
 use crate::spec::{SecretHeader, ToolServerSpec, ToolTransport};
 
@@ -41,6 +43,8 @@ const PAGES_MAX: usize = TOOLS_MAX;
 const CALLS_MAX: usize = 256;
 /// How long a call may take beyond its timeout while the server reports progress.
 const PROGRESS_MAX: Duration = Duration::from_hours(1);
+/// How often a tool may ask people before it has its result.
+const ROUNDS_MAX: usize = 16;
 /// Timeout for sending a cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 /// Most attempts to reopen a notification stream. After that, lists expire by age only.
@@ -55,28 +59,45 @@ pub(super) enum McpFailure {
     Slow { sent: bool },
     /// The server answered with an error.
     ErrorReply(ErrorData),
+    /// The call ended, and is made again when a person has answered a question of the tool.
+    WaitsForPerson,
     /// The request was rejected, or its result cannot be used here.
     Refused { message: String, sent: bool },
     /// The request may have arrived, and the response is not an MCP answer.
     Unclear(String),
 }
 
+impl McpFailure {
+    /// A call that the server answered with something that cannot be used here.
+    fn refused(message: &str) -> Self {
+        Self::Refused {
+            message: message.to_owned(),
+            sent: true,
+        }
+    }
+}
+
 /// When the server last reported progress of each request in flight. None if it has not.
 type LastProgress = Mutex<HashMap<ProgressToken, Option<Instant>>>;
 
-/// Handles notifications of a server. This client offers no capabilities: no sampling, no roots, no
-/// elicitation.
+/// Handles notifications and questions of a server. This client offers no sampling and no roots.
 #[derive(Debug, Default)]
-struct ChangeListener {
+struct ServerListener {
     /// Number of `tools/list_changed` notifications.
     changes: Arc<AtomicU64>,
     progress: Arc<LastProgress>,
+    calls: Arc<CallsInFlight>,
 }
 
-impl ClientHandler for ChangeListener {
+impl ClientHandler for ServerListener {
     fn get_info(&self) -> ClientConfig {
         let us = Implementation::new("statehold", env!("CARGO_PKG_VERSION"));
-        ClientConfig::new(ClientCapabilities::default(), us)
+        let elicitation = ElicitationCapability::new()
+            .with_form(FormElicitationCapability::new())
+            .with_url(UrlElicitationCapability::new());
+        let mut capabilities = ClientCapabilities::default();
+        capabilities.elicitation = Some(elicitation);
+        ClientConfig::new(capabilities, us)
             .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
     }
 
@@ -94,9 +115,17 @@ impl ClientHandler for ChangeListener {
             *last = Some(Instant::now());
         }
     }
+
+    async fn create_elicitation(
+        &self,
+        params: ElicitRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        Ok(self.calls.ask(&params, &context).await)
+    }
 }
 
-type McpService = RunningService<RoleClient, ChangeListener>;
+type McpService = RunningService<RoleClient, ServerListener>;
 
 /// Cached tool list of a server.
 struct CachedTools {
@@ -176,32 +205,42 @@ impl McpConnection {
         }
     }
 
-    /// Calls a tool by its name on the server.
+    /// Calls a tool by its name on the server. A tool that needs the answers of people is called again with them.
     pub(super) async fn call(
         &self,
-        tool: &str,
-        arguments: &Map<String, Value>,
+        (tool, arguments): (&str, &Map<String, Value>),
         meta: RequestMetaObject,
-        deadline: Instant,
+        mut deadline: Instant,
+        asks: &dyn AsksPeople,
     ) -> Result<CallToolResult, McpFailure> {
-        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments.clone());
-        let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
-        let refused = |message: &str| McpFailure::Refused {
-            message: message.to_owned(),
-            sent: true,
-        };
-        match self.send_request(request, Some(meta), deadline).await? {
-            ServerResult::CallToolResult(result) => Ok(result),
-            ServerResult::InputRequiredResult(_) => Err(refused(
-                "the tool asks for input during the call, which is not supported",
-            )),
-            ServerResult::CreateTaskResult(_) => Err(refused(
-                "the tool answers asynchronously, which is not supported",
-            )),
-            _ => Err(McpFailure::Unclear(
-                "the response is not a tool result".to_owned(),
-            )),
+        let mut params =
+            CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments.clone());
+        for _ in 0..ROUNDS_MAX {
+            let call = CallToolRequest::new(params.clone());
+            let request = ClientRequest::CallToolRequest(call);
+            let sending = self.send_request(request, Some(meta.clone()), deadline, Some(asks));
+            let required = match sending.await? {
+                ServerResult::CallToolResult(result) => return Ok(result),
+                ServerResult::InputRequiredResult(required) => required,
+                ServerResult::CreateTaskResult(_) => {
+                    let what = "the tool answers asynchronously, which is not supported";
+                    return Err(McpFailure::refused(what));
+                }
+                _ => {
+                    let what = "the response is not a tool result";
+                    return Err(McpFailure::Unclear(what.to_owned()));
+                }
+            };
+            let answers = match question::answer_all(required.input_requests, asks).await {
+                Ok(answers) => answers,
+                Err(NoAnswers::Later) => return Err(McpFailure::WaitsForPerson),
+                Err(NoAnswers::Unsupported(why)) => return Err(McpFailure::refused(why)),
+            };
+            params.input_responses = Some(answers);
+            params.request_state = required.request_state;
+            deadline = Instant::now() + self.spec.timeout;
         }
+        Err(McpFailure::refused("the tool asks again and again"))
     }
 
     /// Returns the cached tool list, or lists again after a change or when the cache has expired.
@@ -255,7 +294,7 @@ impl McpConnection {
             let request = ListToolsRequest::with_param(params);
             let request = ClientRequest::ListToolsRequest(request);
             let ServerResult::ListToolsResult(page) =
-                self.send_request(request, None, deadline).await?
+                self.send_request(request, None, deadline, None).await?
             else {
                 return Err(McpFailure::Refused {
                     message: "its answer is not a list of tools".to_owned(),
@@ -291,6 +330,7 @@ impl McpConnection {
         mut request: ClientRequest,
         meta: Option<RequestMetaObject>,
         deadline: Instant,
+        asks: Option<&dyn AsksPeople>,
     ) -> Result<ServerResult, McpFailure> {
         let mut options = PeerRequestOptions::no_options();
         options.meta = meta;
@@ -302,18 +342,37 @@ impl McpConnection {
             Ok(Err(_)) => return Err(McpFailure::Gone { sent: false }),
             Err(_) => return Err(McpFailure::Slow { sent: false }),
         };
+        let (_call, mut questions) = self.service.service().calls.enter(handle.id.clone());
         let progress = ProgressWatch::new(&self.service.service().progress, &handle);
         let mut pending = PendingAnswer(Some(handle));
         let handle = pending.0.as_mut().expect("it was put there just now");
         // Over HTTP, the library does not report whether a request was sent, so assume it was.
         let may_have_been_sent = || self.lifecycle.is_none() || sent.is_sent();
-        let (mut deadline, last) = (deadline, deadline + PROGRESS_MAX);
+        let (mut deadline, mut last) = (deadline, deadline + PROGRESS_MAX);
         let answer = loop {
-            tokio::select! {
+            let question = tokio::select! {
                 biased;
                 answer = &mut handle.rx => break answer.ok(),
                 () = self.wait_for_end_of_output() => break None,
-                () = tokio::time::sleep_until(deadline) => {}
+                Some(question) = questions.recv() => Some(question),
+                () = tokio::time::sleep_until(deadline) => None,
+            };
+            if let (Some(pending), Some(asks)) = (question, asks) {
+                let begun = Instant::now();
+                let answer = tokio::select! {
+                    biased;
+                    answer = &mut handle.rx => break answer.ok(),
+                    () = self.wait_for_end_of_output() => break None,
+                    answer = asks.ask(pending.question) => answer,
+                };
+                let Some(answer) = answer else {
+                    return Err(McpFailure::WaitsForPerson);
+                };
+                // The time of people is not the time of the tool.
+                (deadline, last) = (deadline + begun.elapsed(), last + begun.elapsed());
+                // If the server no longer waits, the answer of the call says so.
+                drop(pending.answer.send(answer));
+                continue;
             }
             let next = progress.last().map(|at| (at + self.spec.timeout).min(last));
             let Some(next) = next.filter(|next| *next > deadline) else {
@@ -390,7 +449,7 @@ async fn open(
     http: &OnceLock<Option<McpHttpClient>>,
     handshake: ClientLifecycleMode,
 ) -> Result<(McpService, Option<ProgramLifecycle>), McpFailure> {
-    let listener = ChangeListener::default();
+    let listener = ServerListener::default();
     match &spec.transport {
         ToolTransport::Http {
             url,

@@ -39,6 +39,9 @@ enum ToolProblem {
     /// The response does not say whether the tool ran.
     #[error("gave no answer: {0}")]
     Unclear(String),
+    /// The call is made again when a person has answered.
+    #[error("asks a person")]
+    WaitsForPerson,
 }
 
 /// Why the outcome of a call is unknown.
@@ -64,6 +67,7 @@ impl ToolError {
         let (problem, may_have_run) = match failure {
             McpFailure::Gone { sent } => (ToolProblem::Unreachable, sent),
             McpFailure::Slow { sent } => (ToolProblem::Timeout, sent),
+            McpFailure::WaitsForPerson => (ToolProblem::WaitsForPerson, true),
             McpFailure::Refused { message, sent } => {
                 (ToolProblem::Refused(redacted(&message)), sent)
             }
@@ -108,13 +112,21 @@ impl ToolError {
             ToolProblem::Unreachable | ToolProblem::Timeout | ToolProblem::Unclear(_) => {
                 "; the tool may have done its work"
             }
-            ToolProblem::NoSuchTool(_) | ToolProblem::TooLarge | ToolProblem::Refused(_) => "",
+            ToolProblem::NoSuchTool(_)
+            | ToolProblem::TooLarge
+            | ToolProblem::Refused(_)
+            | ToolProblem::WaitsForPerson => "",
         }
     }
 
     /// Whether the tool may have run. False only if the call certainly did not reach it.
     pub(crate) fn may_have_run(&self) -> bool {
         self.may_have_run
+    }
+
+    /// Whether the call ended because a person has to answer first.
+    pub(crate) fn waits_for_person(&self) -> bool {
+        matches!(self.problem, ToolProblem::WaitsForPerson)
     }
 
     /// Why the outcome is unknown. None if the tool certainly did not run, or if its server answered:
@@ -124,9 +136,10 @@ impl ToolError {
             ToolProblem::Timeout => NoAnswer::Late,
             ToolProblem::Unreachable => NoAnswer::Lost,
             ToolProblem::Unclear(_) => NoAnswer::Unclear,
-            ToolProblem::NoSuchTool(_) | ToolProblem::TooLarge | ToolProblem::Refused(_) => {
-                return None;
-            }
+            ToolProblem::NoSuchTool(_)
+            | ToolProblem::TooLarge
+            | ToolProblem::Refused(_)
+            | ToolProblem::WaitsForPerson => return None,
         };
         self.may_have_run.then_some(reason)
     }
@@ -146,7 +159,9 @@ impl ToolError {
     /// attempt.
     pub(crate) fn after_a_call(mut self) -> Self {
         self.problem = match self.problem {
-            same @ (ToolProblem::Unreachable | ToolProblem::Timeout) => same,
+            same @ (ToolProblem::Unreachable
+            | ToolProblem::Timeout
+            | ToolProblem::WaitsForPerson) => same,
             ToolProblem::Refused(message) | ToolProblem::Unclear(message) => {
                 ToolProblem::Unclear(message)
             }
@@ -168,7 +183,9 @@ impl ToolError {
             ToolProblem::Timeout => "tool_timeout",
             ToolProblem::NoSuchTool(_) => "tool_unknown",
             ToolProblem::TooLarge => "tool_too_large",
-            ToolProblem::Refused(_) | ToolProblem::Unclear(_) => "tool_refused",
+            ToolProblem::Refused(_) | ToolProblem::Unclear(_) | ToolProblem::WaitsForPerson => {
+                "tool_refused"
+            }
         }
     }
 }

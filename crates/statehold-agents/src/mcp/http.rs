@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use super::error::TOO_LARGE;
 use super::listing::mark_task_tools;
+use super::question::tag_question;
 use crate::outbound;
 use crate::sse::{self, EventError};
 
@@ -377,9 +378,15 @@ fn events(
     });
     let events =
         sse::events(bytes, ANSWER_BYTES_MAX).map(move |event| match (event, &request_id) {
-            (Ok(event), _) => Ok(Sse {
+            (Ok(event), request) => Ok(Sse {
                 event: event.event,
-                data: event.data.map(|data| mark_task_tools(&data).into_owned()),
+                data: event.data.map(|data| {
+                    let data = mark_task_tools(&data).into_owned();
+                    match request {
+                        Some(request) => tag_question(data, request),
+                        None => data,
+                    }
+                }),
                 id: event.id,
                 retry: event.retry,
             }),

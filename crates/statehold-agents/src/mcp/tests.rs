@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use statehold_core::name::Name;
 
+use super::question::{AsksPeople, QuestionForm, ToolAnswer, ToolQuestion};
 use super::{CallMeta, McpTool, ToolError, ToolList, ToolReply, ToolServers};
 use crate::spec::{AgentBook, ToolServerSpec, ToolTransport};
 
@@ -87,6 +88,16 @@ async fn call(
     tool: &McpTool,
     arguments: Value,
 ) -> Result<ToolReply, ToolError> {
+    let nobody = Person(|_| ToolAnswer::Cancel);
+    call_with(servers, tool, arguments, &nobody).await
+}
+
+async fn call_with(
+    servers: &ToolServers,
+    tool: &McpTool,
+    arguments: Value,
+    asks: &dyn AsksPeople,
+) -> Result<ToolReply, ToolError> {
     let Value::Object(arguments) = arguments else {
         panic!("arguments are an object");
     };
@@ -97,7 +108,17 @@ async fn call(
         traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()),
         conversation: None,
     };
-    servers.call(tool, &arguments, "key_1", &meta).await
+    servers.call(tool, &arguments, ("key_1", &meta), asks).await
+}
+
+/// A person who answers questions at once.
+struct Person<F>(F);
+
+#[async_trait::async_trait]
+impl<F: Fn(ToolQuestion) -> ToolAnswer + Send + Sync> AsksPeople for Person<F> {
+    async fn ask(&self, question: ToolQuestion) -> Option<ToolAnswer> {
+        Some((self.0)(question))
+    }
 }
 
 /// Polls until the condition holds.

@@ -7,6 +7,7 @@
 
 mod execute;
 mod person;
+mod question;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -175,6 +176,8 @@ enum CallSettlement {
     Unanswered(NoAnswer),
     /// It waits for a person.
     Waits,
+    /// It asked a person, and is made again when they have answered.
+    Asks,
 }
 
 /// Snapshot of a live request at one revision.
@@ -183,6 +186,14 @@ struct RequestSnapshot {
     holds_opened: u32,
     calls: BTreeMap<ItemId, OpenCall>,
     revision: u64,
+}
+
+impl RequestSnapshot {
+    /// Whether a question of this call is open.
+    fn has_question(&self, call: ItemId) -> bool {
+        let mut open = self.holds.iter().filter(|hold| hold.closed.is_none());
+        open.any(|hold| question::is_of(hold, call))
+    }
 }
 
 impl AgentRun {
@@ -211,6 +222,8 @@ impl AgentRun {
         // released the lease.
         let mut unanswered: BTreeSet<ItemId> = BTreeSet::new();
         let mut to_note: Vec<(ItemId, NoAnswer)> = Vec::new();
+        // Calls that asked a person. They are made again after the next claim, or as soon as they are answered.
+        let mut asking: BTreeSet<ItemId> = BTreeSet::new();
         loop {
             let missing = || {
                 open.iter()
@@ -219,7 +232,8 @@ impl AgentRun {
             if missing().next().is_none() {
                 break;
             }
-            let needs_snapshot = !unanswered.is_empty() || !missing().all(can_run);
+            let needs_snapshot =
+                !unanswered.is_empty() || !asking.is_empty() || !missing().all(can_run);
             let snapshot = if needs_snapshot {
                 Some(self.load_snapshot().await?)
             } else {
@@ -227,7 +241,12 @@ impl AgentRun {
             };
             let mut next = Vec::new();
             for one in missing() {
-                let what = if unanswered.contains(&one.call.id) {
+                let id = one.call.id;
+                let is_asking = asking.contains(&id)
+                    && snapshot
+                        .as_ref()
+                        .is_some_and(|snapshot| snapshot.has_question(id));
+                let what = if unanswered.contains(&id) || is_asking {
                     CallAction::Wait
                 } else {
                     next_action(one, snapshot.as_ref())?
@@ -262,6 +281,7 @@ impl AgentRun {
                         unanswered.insert(call);
                         to_note.push((call, why));
                     }
+                    CallSettlement::Asks => drop(asking.insert(call)),
                     CallSettlement::Waits => {}
                 }
             }
@@ -482,6 +502,7 @@ impl AgentRun {
                     (CallOutcome::Ran, done.result, released.note)
                 }
                 ToolRunResult::Nothing(why) => return Ok((id, CallSettlement::Unanswered(why))),
+                ToolRunResult::WaitsForPerson => return Ok((id, CallSettlement::Asks)),
             },
         };
         let told = self

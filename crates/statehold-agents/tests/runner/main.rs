@@ -8,6 +8,7 @@ mod llm;
 mod memory;
 mod phase_tools;
 mod phases;
+mod questions;
 mod reload;
 mod resumed;
 mod rig;

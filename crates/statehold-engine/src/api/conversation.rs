@@ -45,7 +45,7 @@ pub struct ConversationPage {
     pub messages: Vec<MessageView>,
     /// The messages before them end before this `seq`. None if there are none.
     pub next: Option<u64>,
-    /// Whether answers of phases did not fit.
+    /// Whether answers of phases or annotations did not fit.
     pub is_cut: bool,
 }
 
@@ -66,7 +66,7 @@ pub async fn messages(
     let mut found = ConversationPage {
         messages: page.messages,
         next,
-        is_cut: false,
+        is_cut: page.annotations_cut,
     };
     let Some(turn) = place.turn else {
         return Ok(found);
@@ -89,7 +89,7 @@ pub async fn messages(
         is_cut: false,
     };
     answers.add_turns(turn).await?;
-    found.is_cut = answers.is_cut;
+    found.is_cut |= answers.is_cut;
     let fitting = answers.messages.into_iter();
     found
         .messages

@@ -10,6 +10,7 @@ use statehold_core::tenant::TenantEvent;
 use statehold_core::view::View;
 use statehold_store::{PageLimit, PastItemQuery, PastStateQuery};
 
+use super::annotation::add_annotations;
 use super::item::{ItemView, MessageView};
 use super::session::{MessagePage, TracePage};
 use super::state::{StateQuery, StateView};
@@ -69,9 +70,13 @@ pub async fn messages(
         limit,
     };
     let (items, next) = engine.inner().store.items_at(session, query).await?;
+    let mut messages: Vec<_> = items.iter().rev().map(MessageView::of).collect();
+    let place = (session, at);
+    let is_whole = add_annotations(engine, caller, place, &mut messages, limit.bytes).await?;
     let view = MessagePage {
-        messages: items.iter().rev().map(MessageView::of).collect(),
+        messages,
         revision: at,
+        annotations_cut: !is_whole,
         next_cursor: None,
     };
     Ok((view, next))

@@ -19,6 +19,7 @@ use statehold_core::view::View;
 use statehold_store::{PageLimit, SessionOrder, SessionPlace, SessionSummary};
 
 use self::input::{require_labels, require_name, time_to_live};
+use super::annotation::add_annotations;
 use super::hold::pending_views;
 use super::item::{ItemView, MessageView};
 use super::json::{Raw, raw_bytes, to_body};
@@ -469,9 +470,13 @@ pub async fn messages(
     (before, limit): (Option<u64>, PageLimit),
 ) -> Result<(MessagePage, Option<u64>), EngineError> {
     let page = engine.transcript(caller, session, before, limit).await?;
+    let mut messages: Vec<_> = page.items.iter().rev().map(MessageView::of).collect();
+    let place = (session, page.revision);
+    let is_whole = add_annotations(engine, caller, place, &mut messages, limit.bytes).await?;
     let view = MessagePage {
-        messages: page.items.iter().rev().map(MessageView::of).collect(),
+        messages,
         revision: page.revision,
+        annotations_cut: !is_whole,
         next_cursor: None,
     };
     Ok((view, page.next))

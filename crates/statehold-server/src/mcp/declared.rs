@@ -35,6 +35,11 @@ fn request() -> Member {
     text("request_id", "The request.", true)
 }
 
+fn message_seq() -> Member {
+    let schema = json!({"type": "integer", "minimum": 0, "description": "The message."});
+    ("seq", schema, false)
+}
+
 fn key() -> Member {
     let about = "Your own name for this call. A repeat with the same key changes nothing and gets the same answer.";
     let schema = json!({"type": "string", "minLength": 1, "maxLength": 255, "description": about});
@@ -94,6 +99,15 @@ fn writing() -> Vec<Tool> {
             ),
             schema::object(Some("AppendedMessageIn"), &[session(), key()]),
             "MessageWritten",
+        ),
+        tool(
+            (
+                "annotate",
+                "Annotate a message or, without `seq`, the whole conversation, for example with intents. Members that \
+                 are not named stay as they are; null removes one.",
+            ),
+            schema::object(Some("AnnotationsIn"), &[session(), message_seq(), key()]),
+            "Annotations",
         ),
         tool(
             (

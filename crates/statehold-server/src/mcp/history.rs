@@ -1,8 +1,9 @@
 //! The messages of a conversation, as one document of one revision.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_engine::api::conversation::ConversationPlace;
@@ -25,6 +26,8 @@ pub(super) struct History {
     pub(super) rev: u64,
     /// The messages, oldest first.
     pub(super) messages: Vec<MessageView>,
+    /// What is known of the whole conversation.
+    metadata: BTreeMap<String, Box<RawValue>>,
     /// The revision that the reader had.
     #[serde(skip_serializing_if = "Option::is_none")]
     after: Option<u64>,
@@ -34,9 +37,9 @@ pub(super) struct History {
     /// Where the messages before these are.
     #[serde(skip_serializing_if = "Option::is_none")]
     earlier: Option<String>,
-    /// Answers of phases were left out, because they are too long.
+    /// Answers of phases or annotations were left out, because they are too long.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    phases_cut: bool,
+    cut: bool,
 }
 
 impl History {
@@ -122,13 +125,15 @@ async fn document(
         let query = HistoryQuery { range, turn };
         ConversationUri::Part(session, Part::History(query)).to_string()
     });
+    let known = api::annotation::metadata(engine, caller, session, Some(place.revision)).await?;
     Ok(History {
         rev: place.revision,
         messages: page.messages,
+        metadata: known.metadata,
         after: None,
         reset: false,
         earlier,
-        phases_cut: page.is_cut,
+        cut: page.is_cut,
     })
 }
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use statehold_core::ids::{HoldId, RequestId, SessionId};
+use statehold_engine::api::annotation::AnnotationsView;
 use statehold_engine::api::request::WaitUntil;
 use statehold_engine::api::session::CreatedSession;
 use statehold_engine::{Call, IdempotencyKey, RequestHolds, api};
@@ -153,6 +154,7 @@ async fn run(context: &CallContext, mut arguments: Arguments) -> Result<Done, Pr
             let written = api::message::append(engine, &call, session, input).await?;
             Ok(Done::shown(&written.view))
         }
+        "annotate" => annotate(context, arguments).await,
         "start_task" => {
             let (call, _) = arguments.call(context)?;
             let session: SessionId = arguments.id("session_id")?;
@@ -189,6 +191,31 @@ async fn run(context: &CallContext, mut arguments: Arguments) -> Result<Done, Pr
         }
         _ => put_state(context, arguments).await,
     }
+}
+
+/// Annotates a message, or with no `seq` the whole conversation.
+async fn annotate(context: &CallContext, mut arguments: Arguments) -> Result<Done, Problem> {
+    let (call, _) = arguments.call(context)?;
+    let session: SessionId = arguments.id("session_id")?;
+    let engine = context.engine();
+    let Some(seq) = arguments.members.remove("seq") else {
+        if let Some(members) = arguments.members.remove("annotations") {
+            arguments.members.insert("metadata".to_owned(), members);
+        }
+        let input = arguments.rest()?;
+        let written = api::annotation::set_metadata(engine, &call, session, input).await?;
+        return Ok(Done::shown(&AnnotationsView {
+            seq: None,
+            annotations: written.view.metadata,
+            version: written.view.version,
+            revision: written.view.revision,
+        }));
+    };
+    let seq = seq.as_u64();
+    let seq = seq.ok_or_else(|| Problem::invalid("`seq` is that of a message"))?;
+    let input = arguments.rest()?;
+    let written = api::annotation::annotate(engine, &call, session, seq, input).await?;
+    Ok(Done::shown(&written.view))
 }
 
 async fn put_state(context: &CallContext, mut arguments: Arguments) -> Result<Done, Problem> {

@@ -7,6 +7,9 @@ use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_core::session::SessionStatus;
 use statehold_engine::api;
+use statehold_engine::api::annotation::{
+    AnnotationsInput, AnnotationsView, MetadataInput, MetadataView,
+};
 use statehold_engine::api::json::{Time, to_body};
 use statehold_engine::api::message::{AppendedMessageInput, MessageWritten};
 use statehold_engine::api::past::{DiffInput, SessionDiff};
@@ -38,6 +41,8 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(fork))
         .routes(routes!(rewind))
         .routes(routes!(messages, append))
+        .routes(routes!(annotate))
+        .routes(routes!(metadata, set_metadata))
         .routes(routes!(make_token))
         .routes(routes!(tree))
         .routes(routes!(records))
@@ -293,6 +298,48 @@ async fn append(context: CallContext, body: Payload<AppendedMessageInput>) -> An
     let written = api::message::append(context.engine(), &call, session, body.value).await?;
     let headers = AnswerHeaders::session(session);
     Ok(committed(StatusCode::CREATED, written, headers))
+}
+
+/// Add annotations to a message of the transcript.
+///
+/// They are values of the session: a fork or a rewind takes them along.
+#[utoipa::path(
+    patch, path = "/v1/sessions/{session_id}/messages/{seq}/annotations", tag = "sessions",
+    request_body = AnnotationsInput, responses((status = 200, body = AnnotationsView))
+)]
+async fn annotate(context: CallContext, body: Payload<AnnotationsInput>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let seq: u64 = context.id("seq")?;
+    let call = context.call(&body.bytes);
+    let written = api::annotation::annotate(context.engine(), &call, session, seq, body.value);
+    let headers = AnswerHeaders::session(session);
+    Ok(committed(StatusCode::OK, written.await?, headers))
+}
+
+/// Read the metadata of a conversation.
+#[utoipa::path(
+    get, path = "/v1/sessions/{session_id}/metadata", tag = "sessions",
+    responses((status = 200, body = MetadataView))
+)]
+async fn metadata(context: CallContext) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let (engine, caller) = (context.engine(), &context.caller);
+    let view = api::annotation::metadata(engine, caller, session, None).await?;
+    let headers = AnswerHeaders::session(session).at(view.revision);
+    Ok(shown(&view, headers))
+}
+
+/// Change the metadata of a conversation, such as the intents of its user.
+#[utoipa::path(
+    patch, path = "/v1/sessions/{session_id}/metadata", tag = "sessions",
+    request_body = MetadataInput, responses((status = 200, body = MetadataView))
+)]
+async fn set_metadata(context: CallContext, body: Payload<MetadataInput>) -> Answer {
+    let session: SessionId = context.id("session_id")?;
+    let call = context.call(&body.bytes);
+    let written = api::annotation::set_metadata(context.engine(), &call, session, body.value);
+    let headers = AnswerHeaders::session(session);
+    Ok(committed(StatusCode::OK, written.await?, headers))
 }
 
 /// How long a token lasts.

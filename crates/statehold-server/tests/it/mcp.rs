@@ -379,3 +379,89 @@ async fn attack_32_a_forged_request_state_decides_nothing() {
     );
     rig.stop().await;
 }
+
+#[tokio::test]
+async fn annotations_and_metadata_belong_to_a_revision_and_survive_a_rewind() {
+    let rig = Rig::in_memory().await;
+    let (client, operator) = (rig.client("ann").await, rig.key(&["operator"]).await);
+    let session = session_of(&client, "ann").await;
+    let said = |role: &str, text: &str| json!({"role": role, "content": text, "annotations": {"by": "test"}});
+    let messages = format!("/v1/sessions/{session}/messages");
+    let mut seqs = Vec::new();
+    for text in ["one", "two", "three"] {
+        let written = client.post(&messages, &said("user", text)).await.ok(201);
+        seqs.push(written["seq"].as_u64().expect("a number"));
+    }
+    let annotations = |seq: u64| format!("/v1/sessions/{session}/messages/{seq}/annotations");
+    let metadata = format!("/v1/sessions/{session}/metadata");
+    let first = client
+        .patch(
+            &annotations(seqs[1]),
+            &json!({"annotations": {"mood": "calm", "by": "me"}}),
+        )
+        .await
+        .ok(200);
+    let marked = first["revision"].as_u64().expect("a number");
+    client
+        .patch(&metadata, &json!({"metadata": {"intents": ["travel"]}}))
+        .await
+        .ok(200);
+    let history = client.get(&messages).await.ok(200);
+    let of = |history: &Value, at: usize| history["messages"][at]["annotations"].clone();
+    assert_eq!(of(&history, 0), json!({"by": "test"}));
+    assert_eq!(of(&history, 1), json!({"by": "me", "mood": "calm"}));
+    // Members are changed one by one; null removes one.
+    client
+        .patch(
+            &annotations(seqs[1]),
+            &json!({"annotations": {"mood": null, "new": 1}, "if_version": marked}),
+        )
+        .await
+        .ok(200);
+    let stale = json!({"annotations": {"mood": 1}, "if_version": marked});
+    client
+        .patch(&annotations(seqs[1]), &stale)
+        .await
+        .refused(409, "version_conflict");
+    let now = client.get(&messages).await.ok(200);
+    assert_eq!(of(&now, 1), json!({"by": "me", "new": 1}));
+    let before = client.get(&format!("{messages}?at={marked}")).await.ok(200);
+    assert_eq!(of(&before, 1), json!({"by": "me", "mood": "calm"}));
+    // A rewind takes them back, and the revision before it still has them.
+    let last = now["revision"].as_u64().expect("a number");
+    let rewind = json!({"to": marked - 1});
+    operator
+        .post(&format!("/v1/sessions/{session}/rewind"), &rewind)
+        .await
+        .ok(200);
+    let rewound = client.get(&messages).await.ok(200);
+    assert_eq!(of(&rewound, 1), json!({"by": "test"}));
+    let known = client.get(&metadata).await.ok(200);
+    assert_eq!(known["metadata"], json!({}));
+    let past = client.get(&format!("{messages}?at={last}")).await.ok(200);
+    assert_eq!(of(&past, 1), json!({"by": "me", "new": 1}));
+    let uri = format!("conversation://{session}/history?rev={last}");
+    let read = read(&client, &uri).await.expect("it may be read");
+    assert_eq!(read["metadata"], json!({"intents": ["travel"]}));
+    assert_eq!(
+        read["messages"][1]["annotations"],
+        json!({"by": "me", "new": 1})
+    );
+    // What is hidden, missing or foreign cannot be annotated, and nothing grows without end.
+    let some = json!({"annotations": {"a": 1}});
+    client
+        .patch(&annotations(999), &some)
+        .await
+        .refused(404, "not_found");
+    let bob = rig.client("bob").await;
+    bob.patch(&annotations(seqs[0]), &some)
+        .await
+        .refused(404, "not_found");
+    bob.get(&metadata).await.refused(404, "not_found");
+    let long = json!({"annotations": {"a": "x".repeat(5_000)}});
+    client
+        .patch(&annotations(seqs[0]), &long)
+        .await
+        .refused(422, "invalid_body");
+    rig.stop().await;
+}

@@ -38,7 +38,28 @@ async fn serve(address: SocketAddr) -> Child {
     child
 }
 
-async fn use_its_tools(servers: &ToolServers) {
+/// Each question of a call goes to the person behind that call.
+async fn ask_people(servers: &ToolServers, book: &McpTool, calls_at_once: u64) {
+    let bookings = (1..=calls_at_once).map(|nights| async move {
+        let person = Person(move |question: ToolQuestion| {
+            assert_eq!(question.message, format!("Where, for {nights} nights?"));
+            let QuestionForm::Fields(schema) = question.form else {
+                panic!("{:?}", question.form);
+            };
+            assert_eq!(schema["required"], json!(["place"]));
+            ToolAnswer::Accept(Some(json!({"place": format!("place {nights}")})))
+        });
+        let booked = call_with(servers, book, json!({"nights": nights}), &person).await;
+        let booked = booked.expect("a reply").for_model();
+        assert_eq!(booked, format!("{nights} place {nights}"));
+    });
+    join_all(bookings).await;
+    let declined = Person(|_| ToolAnswer::Decline);
+    let said = call_with(servers, book, json!({"nights": 9}), &declined).await;
+    assert_eq!(said.expect("a reply").for_model(), "9 decline");
+}
+
+async fn use_its_tools(servers: &ToolServers, calls_at_once: u64) {
     let find = |wanted: &'static str| tool(servers, "python", wanted);
     let add = find("add").await;
     assert_eq!(add.description.as_deref(), Some("Adds two numbers."));
@@ -64,6 +85,8 @@ async fn use_its_tools(servers: &ToolServers) {
     for reply in join_all(meetings).await {
         assert_eq!(reply.expect("a reply").for_model(), "met");
     }
+
+    ask_people(servers, &find("book").await, calls_at_once).await;
 
     let fail = find("fail").await;
     let failed = call(servers, &fail, nothing()).await.expect("a reply");
@@ -96,7 +119,8 @@ async fn its_tools_are_used_as_a_program() {
         mark: None,
     };
     let servers = servers([("python", command)]);
-    use_its_tools(&servers).await;
+    // Over a pipe, nothing says which of several calls a question belongs to.
+    use_its_tools(&servers, 1).await;
 
     let add = tool(&servers, "python", "add").await;
     let sum = call(&servers, &add, json!({"a": 2, "b": 2})).await;
@@ -112,7 +136,7 @@ async fn its_tools_are_used_over_http() {
     drop(free);
     let mut server = serve(address).await;
     let servers = servers([("python", at(address, None))]);
-    use_its_tools(&servers).await;
+    use_its_tools(&servers, 16).await;
 
     // The server has stopped. Its port may stay open for a moment longer than its connections.
     server.wait().await.expect("it has ended");

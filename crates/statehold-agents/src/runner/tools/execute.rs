@@ -12,6 +12,7 @@ use statehold_core::record::Event;
 use statehold_engine::PageLimit;
 use statehold_engine::bodies::Raw;
 
+use super::question::CallQuestions;
 use super::state::{STATE_SERVER, StateCallResult};
 use super::{PendingCall, Toolbox, is_chosen_tool};
 use crate::gateway::traceparent;
@@ -51,6 +52,8 @@ pub(super) enum ToolRunResult {
     /// A state tool ran.
     State(StateCallResult),
     Nothing(NoAnswer),
+    /// It asked a person, and is made again when they have answered.
+    WaitsForPerson,
 }
 
 /// Why an attempt failed.
@@ -135,6 +138,7 @@ impl AgentRun {
         };
         let mut delay = FIRST_RETRY_DELAY;
         let mut only_reads = one.requested.only_reads;
+        let questions = CallQuestions::new(self, one);
         // Why the outcome is unknown, and the text for the model if no hold is opened.
         let mut unanswered: Option<(NoAnswer, Raw)> = None;
         loop {
@@ -145,10 +149,21 @@ impl AgentRun {
                     only_reads = tool.only_reads;
                     let meta = self.call_meta(&toolbox.conversation).await?;
                     match self
-                        .call_once(one, tool, (&released.arguments, &meta), toolbox)
+                        .call_once(
+                            one,
+                            tool,
+                            (&released.arguments, &meta),
+                            (toolbox, &questions),
+                        )
                         .await
                     {
                         Ok(reply) => return Ok(ToolRunResult::Result(result_of(&reply))),
+                        Err(error) if error.waits_for_person() => {
+                            return match questions.take_failure() {
+                                Some(failure) => Err(failure),
+                                None => Ok(ToolRunResult::WaitsForPerson),
+                            };
+                        }
                         Err(error) => AttemptFailure::Failed(error),
                     }
                 }
@@ -191,11 +206,15 @@ impl AgentRun {
         one: &PendingCall<'_>,
         tool: &McpTool,
         (arguments, meta): (&Raw, &CallMeta),
-        toolbox: &Toolbox,
+        (toolbox, questions): (&Toolbox, &CallQuestions<'_>),
     ) -> Result<ToolReply, ToolError> {
         let arguments = serde_json::from_str(arguments.get()).unwrap_or_default();
         let key = one.call.id.to_string();
-        toolbox.servers.call(tool, &arguments, &key, meta).await
+        let sent = (key.as_str(), meta);
+        toolbox
+            .servers
+            .call(tool, &arguments, sent, questions)
+            .await
     }
 
     /// What a tool gets beside its arguments. Nothing of it is recorded.

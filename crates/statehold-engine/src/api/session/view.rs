@@ -102,6 +102,10 @@ pub struct SessionPage {
 pub struct MessagePage {
     pub messages: Vec<MessageView>,
     pub revision: u64,
+    /// Annotations that were added later are left out, because all of them are too long for the page.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub annotations_cut: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
 }
