@@ -32,7 +32,7 @@ use connection::{McpConnection, McpFailure};
 pub(crate) use error::{NoAnswer, ToolError};
 use http::McpHttpClient;
 pub(crate) use listing::model_safe_name;
-pub(crate) use question::{AsksPeople, QuestionForm, ToolAnswer, ToolQuestion};
+pub(crate) use question::{QuestionForm, QuestionSink, ToolAnswer, ToolQuestion};
 pub(crate) use reply::{ToolMedia, ToolReply, resource_links};
 
 /// How long closing waits for the servers.
@@ -68,6 +68,8 @@ pub(crate) struct CallMeta {
     pub(crate) session: String,
     pub(crate) task: String,
     pub(crate) request: String,
+    /// The request of the coordinator, if the caller is an agent below one.
+    pub(crate) turn: Option<String>,
     pub(crate) traceparent: Option<String>,
     pub(crate) conversation: Option<ConversationMeta>,
 }
@@ -103,6 +105,9 @@ impl CallMeta {
         put("statehold/session", &self.session);
         put("statehold/task", &self.task);
         put("statehold/request", &self.request);
+        if let Some(turn) = &self.turn {
+            put("statehold/turn", turn);
+        }
         if let Some(traceparent) = &self.traceparent {
             put("traceparent", traceparent);
         }
@@ -212,23 +217,25 @@ impl ToolServers {
         tool: &McpTool,
         arguments: &Map<String, Value>,
         (execution_key, meta): (&str, &CallMeta),
-        asks: &dyn AsksPeople,
+        people: &dyn QuestionSink,
     ) -> Result<ToolReply, ToolError> {
         let server = self.server(&tool.server)?;
         let deadline = Instant::now() + server.spec.timeout;
+        let redactor = server.spec.reply_redactor(meta.token());
+        let people = question::RedactedQuestions {
+            people,
+            secrets: &redactor,
+        };
         let mut may_reconnect = true;
         loop {
             let reached = server.connect(&self.http, deadline).await?;
             let sent = meta.of_call(execution_key);
             let answer = reached
                 .connection
-                .call((&tool.original, arguments), sent, deadline, asks)
+                .call((&tool.original, arguments), sent, deadline, &people)
                 .await;
             match answer {
-                Ok(result) => {
-                    let redactor = server.spec.reply_redactor(meta.token());
-                    return Ok(ToolReply::of(result, &redactor));
-                }
+                Ok(result) => return Ok(ToolReply::of(result, &redactor)),
                 // The connection was broken before the call was sent, so retry once on a new one.
                 Err(McpFailure::Gone { sent: false }) if may_reconnect && !reached.is_new => {
                     server.retire_connection(&reached.connection);

@@ -9,6 +9,7 @@ use std::collections::btree_map::Entry;
 use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::record::{Event, Record};
 use statehold_store::{PageLimit, SessionSummary, StoreError, StoredRecord};
+use tokio_util::sync::CancellationToken;
 
 use crate::caller::Caller;
 use crate::engine::Engine;
@@ -146,6 +147,11 @@ impl Engine {
     /// Resolves when the engine begins to stop. Streams must end then.
     pub async fn stopping(&self) {
         self.inner().stop.cancelled().await;
+    }
+
+    /// A token that is cancelled when the engine stops.
+    pub fn stop_token(&self) -> CancellationToken {
+        self.inner().stop.child_token()
     }
 }
 

@@ -70,7 +70,8 @@ async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
     let handler = Handler::new(listened);
     #[cfg(feature = "conformance")]
     let handler = handler.with_fixtures(&context);
-    let sessions = CallerSessions::new(&context, message.initialize);
+    let subscriptions = handler.subscriptions();
+    let sessions = CallerSessions::new(&context, message.initialize, subscriptions);
     if is_end && !sessions.is_own(&parts.headers) {
         return Err(Problem::not_found());
     }
@@ -83,7 +84,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
         // Hosts and origins are checked with the caller, by the rules of the other surfaces.
         .disable_allowed_hosts()
         .with_json_response(true)
-        .with_cancellation_token(app.mcp_sessions.stopping())
+        .with_cancellation_token(app.engine.stop_token())
         .with_max_request_body_bytes(app.options.body_bytes_max);
     let config = sessions.stored_in(config);
     let service =

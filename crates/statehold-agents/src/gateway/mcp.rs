@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
@@ -15,17 +16,17 @@ use statehold_engine::bodies::Raw;
 use super::shared_block;
 use crate::chat::RawToolCall;
 use crate::llm::{CallChecker, with_files};
-use crate::mcp::{McpTool, ToolServers};
+use crate::mcp::{McpTool, ToolList, ToolServers};
 use crate::message::{AgentMessage, raw};
 use crate::model::RequestedCall;
 use crate::runner::{AgentRun, CallReport, StepExtras, StepKind, Toolbox};
-use crate::spec::{HistoryAccess, McpSpec, StateAccess};
+use crate::spec::{HistoryAccess, McpSpec};
 use crate::turn::{Agent, TurnAnswer, TurnError};
 
 /// The step that prepares the call.
 const PREPARE_STEP: (StepKind, &str) = (StepKind::Prepare, "the call of the tool");
-/// The id of the only call of a turn.
-const CALL_ID: &str = "call_1";
+/// Delay before a server that cannot be reached is asked again. Doubles with each retry.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// An agent that is a tool.
 pub(crate) struct McpAgent {
@@ -43,31 +44,33 @@ impl McpAgent {
     async fn prepare(
         &self,
         run: &mut AgentRun,
-        address: Option<&str>,
+        (number, address): (usize, Option<&str>),
         toolbox: &mut Toolbox,
     ) -> Result<(RequestedCall, Option<Vec<Raw>>), TurnError> {
         let mut complete_arguments = None;
         let message = with_files(&run.input);
-        let identity = raw(&json!([self.spec.tool_server, self.spec.tool, &message]));
-        let text = match run.next_recorded_kind() {
-            Some(_) => message,
-            None => {
-                let shared = run.state_values(&run.spec.import).await?;
-                let block = shared_block(&shared, &message).unwrap_or_default();
-                format!("{block}{message}")
-            }
+        let identity = raw(&json!([
+            number,
+            self.spec.tool_server,
+            self.spec.tool,
+            &message
+        ]));
+        let text = if run.next_recorded_kind().is_some() {
+            message
+        } else {
+            let shared = run.state_values(&run.spec.import).await?;
+            let block = shared_block(&shared, &message).unwrap_or_default();
+            format!("{block}{message}")
         };
         let (engine, agent) = (run.engine.clone(), run.spec.name.clone());
+        let retries = run.spec.retries;
         let work = async {
-            let listing = toolbox.tools().await;
-            if let Some(error) = listing.missing.get(&self.spec.tool_server) {
-                return Err(TurnError::failed(error.code(), error.to_string()));
-            }
+            let listing = self.reach(toolbox, retries).await?;
             let mut tools = listing.tools.iter();
             let tool = tools.find(|tool| tool.original == self.spec.tool);
             let tool = tool.ok_or_else(|| self.no_such_tool())?;
             let call = RawToolCall {
-                id: CALL_ID.to_owned(),
+                id: format!("call_{number}"),
                 name: tool.name.clone(),
                 arguments: Value::from(self.arguments(tool, &text, address)).to_string(),
             };
@@ -77,9 +80,9 @@ impl McpAgent {
                 tools: &listing.tools,
                 refused: &BTreeSet::new(),
             };
-            let (checked, arguments) = checker.check_all(vec![call]);
-            let checked = checked.into_iter().next();
-            let requested = checked.ok_or_else(super::not_prepared)?;
+            let (requested, arguments) = checker.check_all(vec![call]);
+            let requested = requested.into_iter().next();
+            let requested = requested.ok_or_else(super::not_prepared)?;
             if let Some(error) = requested.error {
                 return Err(TurnError::failed("agent_error", error));
             }
@@ -93,6 +96,23 @@ impl McpAgent {
         let requested = run.step(PREPARE_STEP, identity.get().as_bytes(), work);
         let requested: RequestedCall = requested.await?;
         Ok((requested, complete_arguments))
+    }
+
+    /// Lists the tools of the server. Nothing is called yet, so a server that cannot be reached is asked again.
+    async fn reach(&self, toolbox: &mut Toolbox, retries: u32) -> Result<Arc<ToolList>, TurnError> {
+        let mut delay = FIRST_RETRY_DELAY;
+        for left in (0..=retries).rev() {
+            let listing = toolbox.refresh_tools().await;
+            let Some(error) = listing.missing.get(&self.spec.tool_server) else {
+                return Ok(listing);
+            };
+            if left == 0 {
+                return Err(TurnError::failed(error.code(), error.to_string()));
+            }
+            tokio::time::sleep(delay).await;
+            delay = delay.saturating_mul(2);
+        }
+        Err(self.no_such_tool())
     }
 
     /// The arguments of the call: those of the declaration and, if the schema of the tool names them, the message and
@@ -142,19 +162,25 @@ impl McpAgent {
 impl Agent for McpAgent {
     async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
         let address = self.address(run);
-        let servers = (
-            Arc::clone(&self.servers),
-            vec![self.spec.tool_server.clone()],
-        );
-        let mut toolbox = Toolbox::new(servers, StateAccess::default());
-        toolbox.show_conversation(self.spec.history, address.clone());
-        let prepared = self.prepare(run, address.as_deref(), &mut toolbox).await?;
-        let (requested, complete_arguments) = prepared;
-        let calls = [&requested];
-        let reports = run.call_tools(&calls, complete_arguments, &mut toolbox);
-        let report = reports.await?.into_iter().next();
-        let message = answer_of(report.ok_or_else(super::not_prepared)?)?;
-        Ok(TurnAnswer::plain(message))
+        let servers = (Arc::clone(&self.servers), self.spec.tool_server.clone());
+        let conversation = (self.spec.history, address.clone());
+        let mut toolbox = Toolbox::of_agent(servers, conversation);
+        for number in 1.. {
+            let place = (number, address.as_deref());
+            let prepared = self.prepare(run, place, &mut toolbox).await?;
+            let (requested, complete_arguments) = prepared;
+            let is_replayed = run.has_recorded_result();
+            let calls = [&requested];
+            let reports = run.call_tools(&calls, complete_arguments, &mut toolbox);
+            let report = reports.await?.into_iter().next();
+            let report = report.ok_or_else(super::not_prepared)?;
+            // The turn was asked again because the tool had reported an error: it is called again.
+            if report.is_error && is_replayed && run.is_continued {
+                continue;
+            }
+            return Ok(TurnAnswer::plain(answer_of(report)?));
+        }
+        Err(super::not_prepared())
     }
 }
 

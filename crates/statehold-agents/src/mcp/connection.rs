@@ -31,7 +31,7 @@ use super::McpTool;
 use super::child::{self, ProgramLifecycle, SentFlag, StderrTail};
 use super::http::{ANSWER_BYTES_MAX, McpHttpClient, PostError};
 use super::listing::{TOOLS_MAX, accept_tool};
-use super::question::{self, AsksPeople, CallsInFlight, NoAnswers};
+use super::question::{self, CallsInFlight, NoAnswers, QuestionSink};
 use crate::http::redact_and_clip;
 use crate::spec::{SecretHeader, ToolServerSpec, ToolTransport};
 
@@ -44,7 +44,7 @@ const CALLS_MAX: usize = 256;
 /// How long a call may take beyond its timeout while the server reports progress.
 const PROGRESS_MAX: Duration = Duration::from_hours(1);
 /// How often a tool may ask people before it has its result.
-const ROUNDS_MAX: usize = 16;
+const ROUNDS_MAX: usize = 33;
 /// Timeout for sending a cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 /// Most attempts to reopen a notification stream. After that, lists expire by age only.
@@ -68,6 +68,19 @@ pub(super) enum McpFailure {
 }
 
 impl McpFailure {
+    /// The same failure of a call that was sent before.
+    fn after_a_call(self) -> Self {
+        match self {
+            Self::Gone { .. } => Self::Gone { sent: true },
+            Self::Slow { .. } => Self::Slow { sent: true },
+            Self::Refused { message, .. } => Self::Refused {
+                message,
+                sent: true,
+            },
+            other => other,
+        }
+    }
+
     /// A call that the server answered with something that cannot be used here.
     fn refused(message: &str) -> Self {
         Self::Refused {
@@ -211,15 +224,21 @@ impl McpConnection {
         (tool, arguments): (&str, &Map<String, Value>),
         meta: RequestMetaObject,
         mut deadline: Instant,
-        asks: &dyn AsksPeople,
+        people: &dyn QuestionSink,
     ) -> Result<CallToolResult, McpFailure> {
+        people.begin();
         let mut params =
             CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments.clone());
-        for _ in 0..ROUNDS_MAX {
+        for round in 0..ROUNDS_MAX {
             let call = CallToolRequest::new(params.clone());
             let request = ClientRequest::CallToolRequest(call);
-            let sending = self.send_request(request, Some(meta.clone()), deadline, Some(asks));
-            let required = match sending.await? {
+            let sending = self.send_request(request, Some(meta.clone()), deadline, Some(people));
+            let answer = sending.await.map_err(|failure| match round {
+                0 => failure,
+                // The tool has run before it asked.
+                _ => failure.after_a_call(),
+            });
+            let required = match answer? {
                 ServerResult::CallToolResult(result) => return Ok(result),
                 ServerResult::InputRequiredResult(required) => required,
                 ServerResult::CreateTaskResult(_) => {
@@ -231,7 +250,7 @@ impl McpConnection {
                     return Err(McpFailure::Unclear(what.to_owned()));
                 }
             };
-            let answers = match question::answer_all(required.input_requests, asks).await {
+            let answers = match question::answer_all(required.input_requests, people).await {
                 Ok(answers) => answers,
                 Err(NoAnswers::Later) => return Err(McpFailure::WaitsForPerson),
                 Err(NoAnswers::Unsupported(why)) => return Err(McpFailure::refused(why)),
@@ -330,7 +349,7 @@ impl McpConnection {
         mut request: ClientRequest,
         meta: Option<RequestMetaObject>,
         deadline: Instant,
-        asks: Option<&dyn AsksPeople>,
+        people: Option<&dyn QuestionSink>,
     ) -> Result<ServerResult, McpFailure> {
         let mut options = PeerRequestOptions::no_options();
         options.meta = meta;
@@ -342,7 +361,9 @@ impl McpConnection {
             Ok(Err(_)) => return Err(McpFailure::Gone { sent: false }),
             Err(_) => return Err(McpFailure::Slow { sent: false }),
         };
-        let (_call, mut questions) = self.service.service().calls.enter(handle.id.clone());
+        // Only calls of tools may ask: no person stands behind other requests.
+        let calls = &self.service.service().calls;
+        let mut entered = people.map(|people| (calls.enter(handle.id.clone()), people));
         let progress = ProgressWatch::new(&self.service.service().progress, &handle);
         let mut pending = PendingAnswer(Some(handle));
         let handle = pending.0.as_mut().expect("it was put there just now");
@@ -350,20 +371,26 @@ impl McpConnection {
         let may_have_been_sent = || self.lifecycle.is_none() || sent.is_sent();
         let (mut deadline, mut last) = (deadline, deadline + PROGRESS_MAX);
         let answer = loop {
+            let question = async {
+                match &mut entered {
+                    Some(((_, questions), people)) => (questions.recv().await, *people),
+                    None => std::future::pending().await,
+                }
+            };
             let question = tokio::select! {
                 biased;
                 answer = &mut handle.rx => break answer.ok(),
                 () = self.wait_for_end_of_output() => break None,
-                Some(question) = questions.recv() => Some(question),
+                (Some(question), people) = question => Some((question, people)),
                 () = tokio::time::sleep_until(deadline) => None,
             };
-            if let (Some(pending), Some(asks)) = (question, asks) {
+            if let Some((pending, people)) = question {
                 let begun = Instant::now();
                 let answer = tokio::select! {
                     biased;
                     answer = &mut handle.rx => break answer.ok(),
                     () = self.wait_for_end_of_output() => break None,
-                    answer = asks.ask(pending.question) => answer,
+                    answer = people.ask(pending.question) => answer,
                 };
                 let Some(answer) = answer else {
                     return Err(McpFailure::WaitsForPerson);

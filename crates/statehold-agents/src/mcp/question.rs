@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use rmcp::RoleClient;
 use rmcp::model::{
     ElicitRequestParams, ElicitResult, ElicitationAction, InputRequest, InputRequests,
@@ -14,8 +16,15 @@ use rmcp::service::RequestContext;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::display_text::clean_text;
+use crate::secrets::SecretRedactor;
+
 /// Metadata of a question that came on the stream of a call: the id of that call.
 const CALL_TAG: &str = "statehold/call";
+/// Longest text in a form, in bytes.
+const SCHEMA_TEXT_BYTES_MAX: usize = 2_048;
+/// How long a question of a call that has ended stays without an answer.
+const UNANSWERED_MAX: Duration = Duration::from_hours(1);
 /// Most questions of one result.
 const QUESTIONS_MAX: usize = 16;
 
@@ -40,7 +49,7 @@ pub(crate) enum QuestionForm {
 pub(crate) enum ToolAnswer {
     Accept(Option<Value>),
     Decline,
-    /// There is no answer: nobody could be asked, or nobody decided in time.
+    /// No answer: no person could be asked, or the deadline passed.
     Cancel,
 }
 
@@ -60,7 +69,10 @@ impl ToolAnswer {
 
 /// Puts questions of a tool to people, during one call.
 #[async_trait]
-pub(crate) trait AsksPeople: Send + Sync {
+pub(crate) trait QuestionSink: Send + Sync {
+    /// The call is sent from its beginning: a tool may ask again what it has asked before.
+    fn begin(&self) {}
+
     /// Asks, and waits for the answer. None: the call ends here, and is made again when a person has answered.
     async fn ask(&self, question: ToolQuestion) -> Option<ToolAnswer>;
 }
@@ -93,17 +105,53 @@ pub(super) enum NoAnswers {
     Unsupported(&'static str),
 }
 
-/// Puts the questions of a result to people, in the order of their keys.
+/// Takes secrets of the call out of the questions of its tool.
+pub(super) struct RedactedQuestions<'a> {
+    pub(super) people: &'a dyn QuestionSink,
+    pub(super) secrets: &'a SecretRedactor,
+}
+
+#[async_trait]
+impl QuestionSink for RedactedQuestions<'_> {
+    fn begin(&self) {
+        self.people.begin();
+    }
+
+    async fn ask(&self, question: ToolQuestion) -> Option<ToolAnswer> {
+        let mut form = question.form;
+        match &mut form {
+            QuestionForm::Fields(schema) => {
+                self.secrets.redact_value(schema);
+                clean_texts(schema);
+            }
+            QuestionForm::Link(url) => *url = self.secrets.redact(std::mem::take(url)),
+        }
+        let message = self.secrets.redact(question.message);
+        self.people.ask(ToolQuestion { message, form }).await
+    }
+}
+
+/// Cleans the texts of a schema for people.
+fn clean_texts(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = clean_text(text, SCHEMA_TEXT_BYTES_MAX),
+        Value::Array(values) => values.iter_mut().for_each(clean_texts),
+        Value::Object(members) => members.values_mut().for_each(clean_texts),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Puts the questions of a result to people, all at once.
 pub(super) async fn answer_all(
     requests: Option<InputRequests>,
-    asks: &dyn AsksPeople,
+    people: &dyn QuestionSink,
 ) -> Result<InputResponses, NoAnswers> {
     let requests = requests.unwrap_or_default();
     if requests.len() > QUESTIONS_MAX {
         let why = "the tool asks more than 16 questions at once";
         return Err(NoAnswers::Unsupported(why));
     }
-    let mut answers = InputResponses::new();
+    let mut questions = Vec::new();
     for (key, request) in requests {
         let InputRequest::Elicitation(request) = request else {
             let why = "the tool asks for sampling or roots, which are not supported";
@@ -113,9 +161,15 @@ pub(super) async fn answer_all(
             let why = "the tool asks in a way that is not supported";
             return Err(NoAnswers::Unsupported(why));
         };
-        let answer = asks.ask(question).await.ok_or(NoAnswers::Later)?;
-        let result = serde_json::to_value(answer.result());
-        answers.insert(key, result.unwrap_or_default());
+        questions.push((key, question));
+    }
+    let asked = questions
+        .into_iter()
+        .map(|(key, question)| async move { (key, people.ask(question).await) });
+    let mut answers = InputResponses::new();
+    for (key, answer) in join_all(asked).await {
+        let result = answer.ok_or(NoAnswers::Later)?.result();
+        answers.insert(key, serde_json::to_value(result).unwrap_or_default());
     }
     Ok(answers)
 }
@@ -165,18 +219,19 @@ impl CallsInFlight {
     ) -> ElicitResult {
         let own = params.meta().and_then(|meta| meta.get(CALL_TAG));
         let tag = own.or_else(|| context.meta.get(CALL_TAG));
-        let answer = match (self.find(tag), ToolQuestion::of(params)) {
-            (Some(call), Some(question)) => {
-                let (answer, answered) = oneshot::channel();
-                let pending = PendingQuestion { question, answer };
-                match call.send(pending).await {
-                    Ok(()) => answered.await.unwrap_or(ToolAnswer::Cancel),
-                    Err(_) => ToolAnswer::Cancel,
-                }
-            }
-            _ => ToolAnswer::Cancel,
+        let (Some(call), Some(question)) = (self.find(tag), ToolQuestion::of(params)) else {
+            return ToolAnswer::Cancel.result();
         };
-        answer.result()
+        let (answer, answered) = oneshot::channel();
+        let sent = call.send(PendingQuestion { question, answer }).await;
+        if sent.is_ok()
+            && let Ok(answer) = answered.await
+        {
+            return answer.result();
+        }
+        // The call has ended without an answer. The tool must not take that for the answer of a person.
+        drop(tokio::time::timeout(UNANSWERED_MAX, context.ct.cancelled()).await);
+        ToolAnswer::Cancel.result()
     }
 }
 
@@ -195,7 +250,7 @@ impl Drop for CallGuard {
 
 /// Tags a question that came on the stream of a request with the id of that request.
 pub(super) fn tag_question(message: String, request: &RequestId) -> String {
-    if !message.contains("\"elicitation/create\"") {
+    if !message.contains("elicitation") {
         return message;
     }
     let Ok(mut tagged) = serde_json::from_str::<Value>(&message) else {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use statehold_core::name::Name;
 
-use super::question::{AsksPeople, QuestionForm, ToolAnswer, ToolQuestion};
+use super::question::{QuestionForm, QuestionSink, ToolAnswer, ToolQuestion};
 use super::{CallMeta, McpTool, ToolError, ToolList, ToolReply, ToolServers};
 use crate::spec::{AgentBook, ToolServerSpec, ToolTransport};
 
@@ -96,7 +96,7 @@ async fn call_with(
     servers: &ToolServers,
     tool: &McpTool,
     arguments: Value,
-    asks: &dyn AsksPeople,
+    people: &dyn QuestionSink,
 ) -> Result<ToolReply, ToolError> {
     let Value::Object(arguments) = arguments else {
         panic!("arguments are an object");
@@ -105,17 +105,20 @@ async fn call_with(
         session: "ses_1".to_owned(),
         task: "tsk_1".to_owned(),
         request: "req_1".to_owned(),
+        turn: None,
         traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()),
         conversation: None,
     };
-    servers.call(tool, &arguments, ("key_1", &meta), asks).await
+    servers
+        .call(tool, &arguments, ("key_1", &meta), people)
+        .await
 }
 
 /// A person who answers questions at once.
 struct Person<F>(F);
 
 #[async_trait::async_trait]
-impl<F: Fn(ToolQuestion) -> ToolAnswer + Send + Sync> AsksPeople for Person<F> {
+impl<F: Fn(ToolQuestion) -> ToolAnswer + Send + Sync> QuestionSink for Person<F> {
     async fn ask(&self, question: ToolQuestion) -> Option<ToolAnswer> {
         Some((self.0)(question))
     }

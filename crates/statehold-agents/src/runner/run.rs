@@ -121,6 +121,8 @@ pub(crate) struct AgentRun {
     pub(crate) input: AgentMessage,
     /// The revision that started the request.
     pub(crate) started_by: u64,
+    /// Whether the request continues a failed one.
+    pub(crate) is_continued: bool,
     /// Credential sent with the request, or else the credential configured for the agent.
     pub(crate) credential: Option<Credential>,
     pub(crate) journal: Journal,
@@ -208,6 +210,7 @@ impl AgentRun {
             request,
             input,
             started_by,
+            is_continued: !earlier.requests.is_empty(),
             credential: claimed.credential.or(own),
             journal,
             children,
@@ -312,6 +315,12 @@ impl AgentRun {
             Some(step) => self.record(&step).await,
             None => Ok(()),
         }
+    }
+
+    /// Whether the next tool call has a recorded result.
+    pub(crate) fn has_recorded_result(&self) -> bool {
+        let next = self.journal.calls.front();
+        next.is_some_and(|call| call.report.is_some())
     }
 
     /// Kind of the next recorded step. None if the run has replayed them all.

@@ -5,6 +5,7 @@
 //! not answer, is retried with the same execution key if the tool is idempotent. For other tools the
 //! engine opens a reconcile hold when the request is claimed again.
 
+mod call_meta;
 mod execute;
 mod person;
 mod question;
@@ -55,6 +56,8 @@ pub(crate) struct Toolbox {
     state: StateAccess,
     /// How the tools read the conversation, and its address.
     conversation: (HistoryAccess, Option<String>),
+    /// Whether the agent is a tool, and not a model with tools.
+    is_agent: bool,
     listed: Option<Arc<ToolList>>,
 }
 
@@ -65,13 +68,21 @@ impl Toolbox {
             names,
             state,
             conversation: (HistoryAccess::None, None),
+            is_agent: false,
             listed: None,
         }
     }
 
-    /// Lets the tools read the conversation.
-    pub(crate) fn show_conversation(&mut self, history: HistoryAccess, address: Option<String>) {
-        self.conversation = (history, address);
+    /// The tools of an agent that is one of them, and reads the conversation.
+    pub(crate) fn of_agent(
+        (servers, name): (Arc<ToolServers>, Name),
+        conversation: (HistoryAccess, Option<String>),
+    ) -> Self {
+        Self {
+            conversation,
+            is_agent: true,
+            ..Self::new((servers, vec![name]), StateAccess::default())
+        }
     }
 
     /// Lists the tools again, because a tool call may have changed the list.

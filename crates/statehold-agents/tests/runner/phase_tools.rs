@@ -271,30 +271,140 @@ async fn a_revision_of_a_turn_has_the_same_messages_whenever_it_is_read() -> Out
 
 #[tokio::test]
 async fn a_token_reads_its_own_turn_and_no_other() -> Outcome {
-    let (rig, _server, readings) = reading_rig(line(), HistoryAccess::Live).await;
+    let engine = Arc::new(OnceLock::<Engine>::new());
+    let calls = Arc::new(Mutex::new(Vec::<ToolCall>::new()));
+    let (known, together) = (Arc::clone(&engine), Arc::new(tokio::sync::Barrier::new(2)));
+    let seen = Arc::clone(&calls);
+    let behaviour = move |call: ToolCall| -> futures_util::future::BoxFuture<'static, Value> {
+        let (known, together, seen) =
+            (Arc::clone(&known), Arc::clone(&together), Arc::clone(&seen));
+        Box::pin(async move {
+            seen.lock().expect("not poisoned").push(call.clone());
+            // Both turns are at work when each tries the address of the other.
+            together.wait().await;
+            let all = seen.lock().expect("not poisoned").clone();
+            let uri = &call.args["conversation_history_uri"];
+            let other = all
+                .iter()
+                .rev()
+                .find(|other| other.args["conversation_history_uri"] != *uri);
+            let (engine, token) = (
+                known.get().expect("it was set"),
+                &call.meta["statehold/read_token"],
+            );
+            read(engine, &call, token).await.expect("its own turn");
+            let foreign = read(engine, other.expect("the other turn"), token).await;
+            let answer = if foreign.is_err() { "refused" } else { "read" };
+            together.wait().await;
+            json!(answer)
+        })
+    };
+    let server = ToolServer::with(PHASES.map(phase_tool).into(), Arc::new(behaviour)).await;
+    let spec = pipeline(vec![phase("first")]);
+    let rig = Rig::with(
+        book_of(&server, spec, HistoryAccess::Live),
+        Policies::default(),
+    )
+    .await;
+    assert!(engine.set(rig.engine.clone()).is_ok());
     let runner = rig.runner().await;
-    let session = rig.session("line").await;
-    // A call that waits keeps its turn, and its token, alive.
-    let request = rig.ask(session, "line", "Plan").await;
-    rig.ended(request).await;
-    let (call, messages) = taken(&readings).pop().expect("three calls");
-    assert_eq!(messages.len(), 3, "{messages:?}");
-    let uri = call.args["conversation_history_uri"]
-        .as_str()
-        .expect("an address");
-    assert!(!uri.contains("rev="), "{uri}");
-    let other = rig.session("line").await;
-    let mut token: ReadToken =
-        serde_json::from_str(call.meta["statehold/read_token"].as_str().expect("a token"))
-            .expect("JSON");
-    let slow = rig.ask(other, "line", "Wait").await;
-    rig.ended(slow).await;
-    // A caller without the phase of a turn reads the transcript alone, and no turn at all.
+    let (one, two) = (rig.session("line").await, rig.session("line").await);
+    // Two turns of one session, then one turn each of two sessions.
+    for (first, second) in [(one, one), (one, two)] {
+        calls.lock().expect("not poisoned").clear();
+        let requests = [
+            rig.ask(first, "line", "Plan").await,
+            rig.ask(second, "line", "Plan").await,
+        ];
+        for request in requests {
+            rig.ended(request).await;
+        }
+        assert_eq!(
+            rig.transcript(second).await.last().map(String::as_str),
+            Some("refused")
+        );
+    }
+    // A token without a turn reads the transcript, and no turn.
+    let call = calls.lock().expect("not poisoned")[0].clone();
+    let text = call.meta["statehold/read_token"].as_str().expect("a token");
+    let mut token: ReadToken = serde_json::from_str(text).expect("JSON");
     token.phase = None;
-    let token = json!(serde_json::to_string(&token).expect("JSON"));
+    let (session, token) = (
+        token.session,
+        json!(serde_json::to_string(&token).expect("JSON")),
+    );
     assert!(read(&rig.engine, &call, &token).await.is_err());
     let plain = format!("conversation://{session}/history?rev=1");
     read_address(&rig.engine, &plain, &token).await?;
+    runner.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_phase_of_an_inner_pipeline_reads_the_answers_of_the_outer_one() -> Outcome {
+    let engine = Arc::new(OnceLock::new());
+    let (server, readings) = reading_server(&engine).await;
+    let outer = pipeline(vec![phase("first"), phase("inner")]);
+    let mut declared = book_of(&server, outer, HistoryAccess::Pinned);
+    let inner = pipeline(vec![phase("second"), phase("third")]);
+    let inner = agent("inner", AgentKind::Pipeline(Arc::new(inner)));
+    declared.agents.insert(name("inner"), inner);
+    let rig = Rig::with(declared, Policies::default()).await;
+    assert!(engine.set(rig.engine.clone()).is_ok());
+    let runner = rig.runner().await;
+    let session = rig.session("line").await;
+    let request = rig.ask(session, "line", "Plan").await;
+    rig.ended(request).await;
+    let (call, messages) = taken(&readings).pop().expect("three calls");
+    assert_eq!(call.tool, "third");
+    assert_eq!(
+        messages,
+        [
+            "user: Plan",
+            "assistant first: first 1",
+            "assistant second: second 1"
+        ]
+    );
+    runner.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_turn_that_goes_on_after_an_error_of_a_tool_calls_it_again() -> Outcome {
+    let failures = Arc::new(std::sync::atomic::AtomicUsize::new(1));
+    let left = Arc::clone(&failures);
+    let behaviour = move |call: ToolCall| -> futures_util::future::BoxFuture<'static, Value> {
+        let fails = call.tool == "second" && statehold_fakes::tools::take_one(&left);
+        Box::pin(async move {
+            if fails {
+                json!({"isError": true, "content": [{"type": "text", "text": "the index is gone"}]})
+            } else {
+                json!(call.tool)
+            }
+        })
+    };
+    let server = ToolServer::with(PHASES.map(phase_tool).into(), Arc::new(behaviour)).await;
+    let book = book_of(&server, line(), HistoryAccess::Pinned);
+    let rig = Rig::with(book, Policies::default()).await;
+    let runner = rig.runner().await;
+    let session = rig.session("line").await;
+    let request = rig.ask(session, "line", "Plan").await;
+    let failed = rig.ended(request).await;
+    let why = error(&failed);
+    assert_eq!(why["code"], "agent_error");
+    assert!(
+        why["message"]
+            .as_str()
+            .expect("text")
+            .contains("the index is gone"),
+        "{why}"
+    );
+    let again = rig.go_on(&failed, "Plan").await;
+    let ended = rig.ended(again).await;
+    let outcome = ended.request.ended().map(|ended| ended.outcome);
+    assert_eq!(outcome, Some(RequestOutcome::Completed));
+    let called: Vec<String> = server.called().into_iter().map(|call| call.tool).collect();
+    assert_eq!(called, ["first", "second", "second", "third"]);
     runner.stop().await;
     Ok(())
 }
@@ -468,6 +578,32 @@ async fn a_phase_that_may_have_run_is_asked_about() -> Outcome {
     assert_eq!(rig.transcript(session).await, ["Plan", "third"]);
     assert_eq!(server.called().len(), 3);
     second.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_phase_whose_server_is_starting_is_asked_again() -> Outcome {
+    for (retries, expected) in [(0, RequestOutcome::Failed), (2, RequestOutcome::Completed)] {
+        let server = ToolServer::start(PHASES.map(phase_tool).into(), |call| call.tool.clone());
+        let server = server.await;
+        let mut declared = book_of(&server, line(), HistoryAccess::Pinned);
+        for phase in PHASES {
+            let kind = mcp(phase, HistoryAccess::Pinned);
+            let spec = Arc::into_inner(agent(phase, kind)).expect("nobody else has it");
+            let spec = Arc::new(statehold_agents::spec::AgentSpec { retries, ..spec });
+            declared.agents.insert(name(phase), spec);
+        }
+        let rig = Rig::with(declared, Policies::default()).await;
+        let runner = rig.runner().await;
+        let session = rig.session("line").await;
+        // Each attempt tries both ways to connect.
+        server.refuse(2);
+        let request = rig.ask(session, "line", "Plan").await;
+        let ended = rig.ended(request).await;
+        let outcome = ended.request.ended().map(|ended| ended.outcome);
+        assert_eq!(outcome, Some(expected), "{retries} retries");
+        runner.stop().await;
+    }
     Ok(())
 }
 

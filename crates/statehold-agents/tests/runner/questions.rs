@@ -7,7 +7,7 @@ use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_engine::HoldDetail;
 use statehold_engine::policy::Policies;
 use statehold_fakes::chat::{ScriptedModel, calls, text};
-use statehold_fakes::tools::{ToolCall, ToolServer, tool};
+use statehold_fakes::tools::{ToolCall, ToolServer, take_one, tool};
 
 use crate::approvals::decide;
 use crate::llm::{Declared, assistant_book, completed};
@@ -37,10 +37,15 @@ async fn booking(idempotent: bool, asks_meal: bool) -> ToolServer {
 }
 
 async fn rig(server: &ToolServer) -> (Rig, ScriptedModel) {
+    rig_with(server, 0).await
+}
+
+async fn rig_with(server: &ToolServer, retries: u32) -> (Rig, ScriptedModel) {
     let script = [calls(&[("a", "book", json!({}))]), text("Booked.")];
     let model = ScriptedModel::start(script).await;
     let declared = Declared {
         trust_hints: true,
+        retries,
         ..Declared::with_tools(server)
     };
     let rig = Rig::with(assistant_book(&model, &declared), Policies::default()).await;
@@ -168,6 +173,83 @@ async fn a_tool_that_waited_when_the_server_stopped_is_asked_about_and_asks_once
         .filter(|hold| hold.hold.kind == HoldKind::Form);
     assert_eq!(forms.count(), 1, "people answer a question once");
     second.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_call_that_is_lost_after_its_answer_asks_nobody_again() -> Outcome {
+    let cuts = Arc::new(std::sync::atomic::AtomicUsize::new(1));
+    let left = Arc::clone(&cuts);
+    let behaviour = move |call: ToolCall| -> futures_util::future::BoxFuture<'static, Value> {
+        let answer = if !call.answers.is_object() {
+            json!({"resultType": "input_required", "inputRequests": {"one": {"method": "elicitation/create",
+                "params": {"mode": "form", "message": "Which?", "requestedSchema": {"type": "object",
+                "properties": {"seat": {"type": "string"}}}}}}})
+        } else if take_one(&left) {
+            Value::Null
+        } else {
+            json!(call.answers.to_string())
+        };
+        Box::pin(async move { answer })
+    };
+    let mut book = tool("book");
+    book["annotations"] = json!({"idempotentHint": true});
+    let server = ToolServer::with(vec![book], Arc::new(behaviour)).await;
+    let (rig, model) = rig_with(&server, 1).await;
+    let runner = rig.runner().await;
+    let session = rig.session("assistant").await;
+    let request = rig.ask(session, "assistant", "Book").await;
+    let hold = asked(&rig, request).await;
+    decide(
+        &rig,
+        &hold,
+        DecisionKind::Respond,
+        json!({"content": {"seat": "7A"}}),
+    )
+    .await;
+    let detail = rig.ended(request).await;
+    completed(&detail);
+    assert!(told(&model).contains("7A"), "{}", told(&model));
+    assert_eq!(detail.holds.len(), 1);
+    runner.stop().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_page_that_a_tool_wants_visited_is_a_link_and_asked_for_once() -> Outcome {
+    let visits = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = Arc::clone(&visits);
+    let behaviour = move |call: ToolCall| -> futures_util::future::BoxFuture<'static, Value> {
+        // The address is another one each time.
+        let nonce = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let answer = if call.answers.is_object() {
+            json!(call.answers.to_string())
+        } else {
+            json!({"resultType": "input_required", "inputRequests": {"one": {"method": "elicitation/create",
+                "params": {"mode": "url", "message": "Sign in", "elicitationId": format!("e{nonce}"),
+                "url": format!("https://example.org/in?nonce={nonce}")}}}})
+        };
+        Box::pin(async move { answer })
+    };
+    let mut book = tool("book");
+    book["annotations"] = json!({"idempotentHint": true});
+    let server = ToolServer::with(vec![book], Arc::new(behaviour)).await;
+    let (rig, model) = rig_with(&server, 0).await;
+    let runner = rig.runner().await;
+    let session = rig.session("assistant").await;
+    let request = rig.ask(session, "assistant", "Book").await;
+    let hold = asked(&rig, request).await;
+    assert_eq!(hold.hold.kind, HoldKind::Link);
+    decide(&rig, &hold, DecisionKind::Approve, json!({})).await;
+    let detail = rig.ended(request).await;
+    completed(&detail);
+    assert!(
+        told(&model).contains(r#""action":"accept""#),
+        "{}",
+        told(&model)
+    );
+    assert_eq!(detail.holds.len(), 1);
+    runner.stop().await;
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //! values of the session, so they have versions and a past, and go along with forks and rewinds.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
@@ -10,6 +11,7 @@ use serde_json::value::RawValue;
 use statehold_core::command::{Command, Rejection, StatePatch, StateSet};
 use statehold_core::ids::SessionId;
 use statehold_core::scope::{MergePolicy, StateKey};
+use statehold_core::session::SessionState;
 use statehold_store::{KeyRange, PageLimit, PastStateQuery, StatePage, StateValue, StoreError};
 use utoipa::ToSchema;
 
@@ -82,8 +84,9 @@ pub struct MetadataView {
     /// All members.
     #[schema(value_type = BTreeMap<String, serde_json::Value>)]
     pub metadata: Members,
-    /// The revision that wrote them; 0 if there are none.
-    pub version: u64,
+    /// The revision that wrote them. Absent if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
     /// The revision of the session.
     pub revision: u64,
 }
@@ -137,7 +140,7 @@ pub async fn set_metadata(
     };
     let view = |metadata: Members, revision| MetadataView {
         metadata,
-        version: revision,
+        version: Some(revision),
         revision,
     };
     write(engine, call, session, (metadata_key(), change), view).await
@@ -155,29 +158,68 @@ pub async fn metadata(
     at: Option<u64>,
 ) -> Result<MetadataView, EngineError> {
     let state = engine.readable(caller, session).await?;
-    let current = state.revision;
-    let revision = at.unwrap_or(current).min(current);
-    let store = &engine.inner().store;
+    let revision = at.unwrap_or(state.revision).min(state.revision);
+    let range = (state.as_ref(), revision, key_before_metadata());
+    let limit = PageLimit {
+        entries: 1,
+        bytes: METADATA_BYTES_MAX as u64,
+    };
     let key = metadata_key();
-    let found = match state.keys.get(&key) {
-        Some(_) => store.state_value(session, key.clone()).await?,
-        None => None,
-    };
-    let is_newer = |found: &StateValue| found.version > revision;
-    let found = match found {
-        Some(found) if !is_newer(&found) => Some(found),
-        // Written or removed since then.
-        _ if revision < current => {
-            let value = store.state_at(session, key, revision).await?;
-            value.map(|value| StateValue { value, version: 0 })
-        }
-        other => other,
-    };
+    let page = values_after(engine, caller, range, (METADATA_KEY, limit)).await?;
+    let found = page.values.get(&key);
     Ok(MetadataView {
-        version: found.as_ref().map_or(0, |found| found.version),
-        metadata: members_of(found.as_ref().map(|found| found.value.as_slice())),
+        version: found.map(|found| found.version),
+        metadata: members_of(found.map(|found| found.value.as_slice())),
         revision,
     })
+}
+
+/// The session values after a key, of those with a prefix, as of a revision. Keys of other prefixes may be among them.
+async fn values_after(
+    engine: &Engine,
+    caller: &Caller,
+    (state, revision, after): (&SessionState, u64, StateKey),
+    (prefix, limit): (&str, PageLimit),
+) -> Result<StatePage<StateValue>, EngineError> {
+    let none = || StatePage {
+        values: BTreeMap::new(),
+        has_more: false,
+    };
+    let later = state
+        .keys
+        .range::<StateKey, _>((Bound::Excluded(&after), Bound::Unbounded));
+    let mut known = later.take_while(|(key, _)| key.as_str().starts_with(prefix));
+    let store = Arc::clone(&engine.inner().store);
+    let is_current = revision == state.revision;
+    let has_some = known.clone().next().is_some();
+    if is_current && !has_some {
+        return Ok(none());
+    }
+    // A rewind may have removed keys that were there.
+    let is_kept = is_current || store.last_rewind(state.session).await? <= revision;
+    if is_kept && known.all(|(_, version)| *version <= revision) {
+        if !has_some {
+            return Ok(none());
+        }
+        let range = KeyRange::of_prefix(prefix).after(Some(&after));
+        let page = store.state(state.session, range, limit).await?;
+        // Another writer may have come in between.
+        if page.values.values().all(|value| value.version <= revision) {
+            return Ok(page);
+        }
+    }
+    let query = PastStateQuery {
+        revision,
+        after: Some(after),
+        limit,
+    };
+    let session = state.session;
+    let read = async move { store.past_state(session, query).await };
+    match engine.long_read(caller, read).await? {
+        // The first value has another prefix, and is longer than these may be.
+        Err(StoreError::PageTooSmall { .. }) => Ok(none()),
+        page => Ok(page?),
+    }
 }
 
 /// Adds the annotations that messages of a page had at a revision. Returns false if some are left out, because they
@@ -194,54 +236,25 @@ pub(crate) async fn add_annotations(
     };
     let (first, last) = (first.seq, last.seq);
     let state = engine.readable(caller, session).await?;
-    let mut later = state.keys.range(key_of(first)..);
-    let has_some = later.next().is_some_and(|(key, _)| seq_of(key).is_some());
-    if !has_some && revision == state.revision {
-        return Ok(true);
-    }
     let limit = PageLimit {
         entries: messages.len(),
         bytes: bytes_max,
     };
-    let store = &engine.inner().store;
-    let page = if store.last_rewind(session).await? > revision {
-        // The rewind may have removed keys that were there.
-        let query = PastStateQuery {
-            revision,
-            after: Some(key_of(first.saturating_sub(1))),
-            limit,
-        };
-        let read = {
-            let store = Arc::clone(store);
-            async move { store.past_state(session, query).await }
-        };
-        engine.long_read(caller, read).await?
-    } else {
-        let range = KeyRange::of_prefix(ANNOTATIONS_PREFIX);
-        let range = range.after(Some(&key_of(first.saturating_sub(1))));
-        store.state(session, range, limit).await
-    };
-    let page = match page {
-        Err(StoreError::PageTooSmall { .. }) => StatePage {
-            values: BTreeMap::new(),
-            has_more: true,
-        },
-        page => page?,
-    };
-    let mut by_seq = BTreeMap::new();
+    let range = (state.as_ref(), revision, key_of(first.saturating_sub(1)));
+    let page = values_after(engine, caller, range, (ANNOTATIONS_PREFIX, limit)).await?;
+    let (mut by_seq, mut is_whole) = (BTreeMap::new(), !page.has_more);
     for (key, found) in page.values {
-        let Some(seq) = seq_of(&key).filter(|seq| *seq <= last) else {
-            break;
-        };
-        let value = if found.version > revision {
-            store.state_at(session, key, revision).await?
-        } else {
-            Some(found.value)
-        };
-        by_seq.insert(seq, members_of(value.as_deref()));
+        match seq_of(&key) {
+            Some(seq) if seq <= last => {
+                by_seq.insert(seq, members_of(Some(&found.value)));
+            }
+            // All of the page are before it.
+            _ => {
+                is_whole = true;
+                break;
+            }
+        }
     }
-    let last_known = by_seq.last_key_value().map(|(seq, _)| *seq);
-    let is_whole = !page.has_more || last_known.is_some_and(|known| known >= last);
     for message in messages {
         let Some(added) = by_seq.remove(&message.seq) else {
             continue;
@@ -317,7 +330,7 @@ async fn write<V: Serialize + DeserializeOwned + Send>(
             })
             .await;
         match made {
-            // Somebody else has written it meanwhile.
+            // Another writer was faster.
             Err(EngineError::Rejected(Rejection::VersionConflict { .. }))
                 if change.if_version.is_none() => {}
             done => return done,
@@ -348,6 +361,11 @@ async fn require_message(
 
 fn metadata_key() -> StateKey {
     StateKey::lenient(METADATA_KEY).expect("a fixed key is a key")
+}
+
+/// A key before that of the metadata, and behind those of annotations.
+fn key_before_metadata() -> StateKey {
+    StateKey::lenient("conversation:annotations~").expect("a fixed key is a key")
 }
 
 /// The key of the annotations of a message. Keys sort as their messages do.

@@ -22,7 +22,7 @@ use crate::read::StoredRequest;
 /// The newest answers of phases that are looked at.
 const ANSWERS_MAX: usize = 256;
 /// The newest items of a pipeline that are looked at.
-const ITEMS_MAX: usize = 2_048;
+const ITEMS_MAX: usize = 8_192;
 const ITEMS_PER_PAGE: usize = 200;
 /// How many coordinators a turn may be below, and how many failed attempts before it.
 const CHAIN_MAX: usize = 64;
@@ -30,7 +30,7 @@ const CHAIN_MAX: usize = 64;
 /// Which messages of a conversation.
 #[derive(Debug, Clone, Copy)]
 pub struct ConversationPlace {
-    /// Those of this revision.
+    /// The revision that has them.
     pub revision: u64,
     /// Also the answers of phases that this turn has had by then, and the turns that it is a phase of.
     pub turn: Option<RequestId>,
@@ -62,7 +62,15 @@ pub async fn messages(
     limit: PageLimit,
 ) -> Result<ConversationPage, EngineError> {
     let within = (place.before, limit);
-    let (page, next) = past::messages(engine, caller, session, place.revision, within).await?;
+    let page = past::messages(engine, caller, session, place.revision, within).await;
+    let (page, next) = page.map_err(|error| match error {
+        EngineError::UnknownRevision { first, current, .. } => EngineError::UnknownRevision {
+            name: "rev",
+            first,
+            current,
+        },
+        error => error,
+    })?;
     let mut found = ConversationPage {
         messages: page.messages,
         next,
@@ -80,7 +88,7 @@ pub async fn messages(
         _ => 0,
     };
     let range = first..place.before.unwrap_or(u64::MAX);
-    let mut answers = PhaseAnswers {
+    let mut answers = AnswerReader {
         engine,
         state: &state,
         revision: place.revision,
@@ -99,7 +107,7 @@ pub async fn messages(
 }
 
 /// The answers of phases that ended before a revision.
-struct PhaseAnswers<'a> {
+struct AnswerReader<'a> {
     engine: &'a Engine,
     state: &'a SessionState,
     revision: u64,
@@ -114,9 +122,11 @@ struct RecordedPhases {
     ended: Vec<PhaseEnd>,
     /// The phases whose answers are messages of the transcript.
     shown: BTreeSet<String>,
+    /// Whether there are more.
+    is_cut: bool,
 }
 
-impl PhaseAnswers<'_> {
+impl AnswerReader<'_> {
     /// Adds the answers of a turn, and of each turn that it is a phase of.
     async fn add_turns(&mut self, turn: RequestId) -> Result<(), EngineError> {
         let mut next = Some(turn);
@@ -136,7 +146,12 @@ impl PhaseAnswers<'_> {
         // has the same answers.
         let mut live = self.state.requests.values();
         let running = live.find(|live| live.parent == Some(turn.id()));
+        // A phase may have ended since the state was read.
+        let has_ended = |id| recorded.ended.iter().any(|end| end.request_id == id);
+        let running = running.filter(|live| !has_ended(live.id));
         let mut next_started = running.map(|live| live.started_by);
+        let mut count = 0;
+        self.is_cut |= recorded.is_cut;
         for end in recorded.ended {
             let child = self.engine.inner().store.ended_request(end.request_id);
             let Some(child) = child.await? else { continue };
@@ -147,6 +162,11 @@ impl PhaseAnswers<'_> {
                 && !recorded.shown.contains(end.phase.as_str());
             if !is_known || !has_answered {
                 continue;
+            }
+            count += 1;
+            if count > ANSWERS_MAX {
+                self.is_cut = true;
+                break;
             }
             let Some(record) = self.record(child.ended_by).await? else {
                 self.is_cut = true;
@@ -176,7 +196,7 @@ impl PhaseAnswers<'_> {
         Ok(record)
     }
 
-    /// Reads the steps of a turn, and of the failed attempts that it goes on from.
+    /// Reads the steps of a turn, and of the failed attempts that it continues.
     async fn recorded_phases(&self, turn: &StoredRequest) -> Result<RecordedPhases, EngineError> {
         let session = self.state.session;
         let attempts = self.attempts(turn).await?;
@@ -194,14 +214,15 @@ impl PhaseAnswers<'_> {
                 recorded.add(item);
             }
             before = page.next;
-            if before.is_none() || recorded.ended.len() >= ANSWERS_MAX {
-                break;
+            if before.is_none() {
+                return Ok(recorded);
             }
         }
+        recorded.is_cut = true;
         Ok(recorded)
     }
 
-    /// A turn, and the failed ones that it goes on from.
+    /// A turn, and the failed ones that it continues.
     async fn attempts(&self, turn: &StoredRequest) -> Result<Vec<RequestId>, EngineError> {
         let mut attempts = vec![turn.id()];
         let mut started_by = turn.started_by();

@@ -18,6 +18,7 @@ use statehold_core::item::{ItemKind, NewItem, Role as ItemRole, Visibility};
 use statehold_core::name::Name;
 use statehold_core::scope::{MergePolicy, Scope, StateKey};
 
+use super::annotation;
 use super::hold::{self, DecisionInput};
 use super::json::{Raw, raw_text, to_body};
 use super::session::{self, SessionInput, SessionView};
@@ -442,10 +443,17 @@ fn state_patch(
 ) -> Result<StatePatch, EngineError> {
     let mut patch = StatePatch::default();
     for (text, value) in state {
-        let key = StateKey::lenient(&text).map_err(|error| EngineError::BadStateKey {
+        let bad = |detail: String| EngineError::BadStateKey {
             key: Some(text.chars().take(64).collect()),
-            detail: error.to_string(),
-        })?;
+            detail,
+        };
+        if text.starts_with(annotation::KEY_PREFIX) {
+            let prefix = annotation::KEY_PREFIX;
+            let detail =
+                format!("keys that begin with `{prefix}` are annotations; use another key");
+            return Err(bad(detail));
+        }
+        let key = StateKey::lenient(&text).map_err(|error| bad(error.to_string()))?;
         let value = value.get().as_bytes().to_vec();
         let value = match key.scope() {
             Scope::Temp => continue,

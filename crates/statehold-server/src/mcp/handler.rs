@@ -12,14 +12,16 @@ use rmcp::model::{
 };
 #[cfg(feature = "conformance")]
 use rmcp::model::{GetPromptRequestMethod, GetPromptRequestParams, GetPromptResponse};
-use rmcp::service::{RequestContext, RoleServer, SubscriptionContext};
+use rmcp::service::{NotificationContext, RequestContext, RoleServer, SubscriptionContext};
 
 use super::declared::TOOLS;
+use super::errors::{call_error, resource_error};
 #[cfg(feature = "conformance")]
 use super::fixtures::{self, Fixtures};
-use super::subscription::{LegacySubscriptions, Listened};
+use super::subscription::{LegacySubscriptions, Listened, Subscriber};
 use super::{resource, tool};
 use crate::http::call::CallContext;
+use crate::http::problem::Code;
 
 const INSTRUCTIONS: &str = "Statehold keeps the conversations of agents. Read conversation://{session_id}/history, \
     subscribe to it, and read ?after={rev} when it has changed. Writes take an idempotency_key: repeat a call whose \
@@ -42,6 +44,11 @@ impl Handler {
             #[cfg(feature = "conformance")]
             fixtures: None,
         }
+    }
+
+    /// The subscriptions of the legacy session that begins with this request.
+    pub(super) fn subscriptions(&self) -> LegacySubscriptions {
+        self.subscriptions.clone()
     }
 
     /// Adds fixtures, if the server has them.
@@ -158,10 +165,21 @@ impl ServerHandler for Handler {
         if self.fixtures.is_some() && request.uri == fixtures::WATCHED {
             return Ok(());
         }
-        let call = call_of(&context.extensions)?;
-        self.subscriptions
-            .add(call, request.uri, context.peer.clone())
-            .await
+        let subscriber = Subscriber::of(call_of(&context.extensions)?);
+        self.subscriptions.connect(context.peer.clone());
+        let uri = request.uri;
+        let added = self.subscriptions.add(&subscriber, uri.clone(), None).await;
+        added.map_err(|problem| {
+            if problem.code == Code::TooMany.text() {
+                call_error(&problem)
+            } else {
+                resource_error(&problem, &uri)
+            }
+        })
+    }
+
+    async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
+        self.subscriptions.connect(context.peer);
     }
 
     async fn unsubscribe(

@@ -26,7 +26,7 @@ pub(super) struct History {
     pub(super) rev: u64,
     /// The messages, oldest first.
     pub(super) messages: Vec<MessageView>,
-    /// What is known of the whole conversation.
+    /// Facts about the whole conversation, such as the intents of its user.
     metadata: BTreeMap<String, Box<RawValue>>,
     /// The revision that the reader had.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ async fn newest(
     session: SessionId,
     turn: Option<RequestId>,
 ) -> Result<History, Problem> {
-    // All messages of a document are of one revision, whatever is written meanwhile.
+    // All messages of a document are of one revision, also while others write.
     let place = ConversationPlace {
         revision: api::session::revision(context.engine(), &context.caller, session).await?,
         turn,
@@ -101,8 +101,8 @@ async fn document(
     let (engine, caller) = (context.engine(), &context.caller);
     let read = |page| api::conversation::messages(engine, caller, session, place, page);
     let mut page = context.read_page(MESSAGES_MAX, read).await?;
-    if page.next.is_some() || place.turn.is_some() {
-        // Again in one piece, now that it is known to be long. Answers of phases may be as long as the messages.
+    if page.next.is_some() || page.is_cut {
+        // It is long: read it again in one piece. Answers of phases may be as long as the messages.
         let limit = PageLimit {
             entries: MESSAGES_MAX,
             bytes: DOCUMENT_BYTES_MAX,

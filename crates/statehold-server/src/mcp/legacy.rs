@@ -4,11 +4,11 @@
 //! session up where it was, without having stored anything, and an id is worth nothing to another caller.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt};
 use http::HeaderMap;
 use rmcp::model::{
     ClientJsonRpcMessage, Implementation, InitializeRequestParams, ServerJsonRpcMessage,
@@ -22,9 +22,10 @@ use rmcp::transport::streamable_http_server::session::{
     RestoreOutcome, ServerSseMessage, SessionId, SessionManager, SessionState, SessionStore,
     SessionStoreError,
 };
+use statehold_engine::api::caller::KeyWatch;
 use statehold_engine::{Caller, Lock, Share, Shares};
-use tokio_util::sync::CancellationToken;
 
+use super::subscription::{KnownResource, LegacySubscriptions, Subscriber};
 use crate::http::call::{App, CallContext};
 use crate::http::seal::CONTENT_BYTES_MAX;
 
@@ -34,17 +35,19 @@ const SESSIONS_MAX: usize = 4_096;
 const ENDED_MAX: usize = 10_000;
 /// An idle session is forgotten after this time, and taken up again when its client comes back.
 const IDLE_MAX: Duration = Duration::from_mins(5);
-/// What ids are sealed for.
+/// Purposes of the seals: ids of sessions, and ids of events.
 const PURPOSE: &str = "mcp session";
+const EVENT_PURPOSE: &str = "mcp events";
 
 /// The sessions of all clients.
 pub(crate) struct LegacySessions {
     open: LocalSessionManager,
     shares: Shares,
-    /// The places that open sessions take.
-    places: Lock<HashMap<SessionId, Share>>,
+    /// The open sessions: the place that each takes, and its subscriptions.
+    places: Lock<HashMap<SessionId, (Share, LegacySubscriptions)>>,
     ended: Lock<EndedIds>,
-    stop: CancellationToken,
+    /// Begins to wait for the end of the server, with the first session.
+    closer: Once,
 }
 
 impl Default for LegacySessions {
@@ -56,15 +59,27 @@ impl Default for LegacySessions {
             shares: Shares::new(SESSIONS_MAX),
             places: Lock::default(),
             ended: Lock::default(),
-            stop: CancellationToken::new(),
+            closer: Once::new(),
         }
     }
 }
 
 impl LegacySessions {
-    /// A token that is cancelled when the server stops.
-    pub(super) fn stopping(&self) -> CancellationToken {
-        self.stop.child_token()
+    /// Closes all sessions when the server stops: their tasks would keep the store open.
+    fn close_with(&self, app: &App) {
+        self.closer.call_once(|| {
+            let app = app.clone();
+            tokio::spawn(async move {
+                app.engine.stopping().await;
+                let sessions = &app.mcp_sessions;
+                let open: Vec<_> = sessions.places.lock().drain().collect();
+                for (id, _) in open {
+                    if let Err(error) = sessions.open.close_session(&id).await {
+                        tracing::debug!(%error, "a session did not close cleanly");
+                    }
+                }
+            });
+        });
     }
 }
 
@@ -73,15 +88,24 @@ impl LegacySessions {
 pub(super) struct CallerSessions {
     app: App,
     caller: Caller,
+    api_key: KeyWatch,
     initialize: Option<InitializeRequestParams>,
+    /// The subscriptions of the session that this call begins or takes up.
+    subscriptions: LegacySubscriptions,
 }
 
 impl CallerSessions {
-    pub(super) fn new(context: &CallContext, initialize: Option<InitializeRequestParams>) -> Self {
+    pub(super) fn new(
+        context: &CallContext,
+        initialize: Option<InitializeRequestParams>,
+        subscriptions: LegacySubscriptions,
+    ) -> Self {
         Self {
             app: context.app.clone(),
             caller: context.caller.clone(),
+            api_key: context.api_key.clone(),
             initialize,
+            subscriptions,
         }
     }
 
@@ -126,7 +150,7 @@ impl CallerSessions {
         self.app.sealer.seal(PURPOSE, &bound_to, &content).into()
     }
 
-    /// What the client of a session said of itself. None if the id is not of this caller, or has ended.
+    /// The description that the client of a session gave of itself. None if the id is not of this caller, or has ended.
     fn open_id(&self, id: &str) -> Option<InitializeRequestParams> {
         if self.all().ended.lock().known.contains(id) {
             return None;
@@ -153,15 +177,94 @@ impl CallerSessions {
 
     /// Takes a place for a session. The session is refused if the caller has too many.
     fn take_place(&self, id: &SessionId) -> Result<(), LocalSessionManagerError> {
+        self.all().close_with(&self.app);
         let refused = || LocalSessionManagerError::SessionNotFound(id.clone());
         let share = self
             .all()
             .shares
             .take(&self.caller, 1)
             .map_err(|_| refused())?;
-        let before = self.all().places.lock().insert(id.clone(), share);
+        let place = (share, self.subscriptions.clone());
+        let before = self.all().places.lock().insert(id.clone(), place);
         drop(before);
         Ok(())
+    }
+
+    fn subscriptions_of(&self, id: &SessionId) -> LegacySubscriptions {
+        let places = self.all().places.lock();
+        let found = places.get(id).map(|(_, subscriptions)| subscriptions);
+        found.cloned().unwrap_or_default()
+    }
+
+    /// The values that the id of an event is bound to.
+    fn event_bound_to(&self, id: &SessionId) -> [String; 4] {
+        let [tenant, principal, session] = self.bound_to();
+        [tenant, principal, session, id.to_string()]
+    }
+
+    /// The subscriptions of a session as text, as many as fit into the id of an event.
+    fn sealed_known(&self, id: &SessionId, subscriptions: &LegacySubscriptions) -> String {
+        let mut known = subscriptions.known();
+        let mut content = serde_json::to_vec(&known).unwrap_or_default();
+        while content.len() > CONTENT_BYTES_MAX {
+            known.truncate(known.len() / 2);
+            content = serde_json::to_vec(&known).unwrap_or_default();
+        }
+        let bound_to = self.event_bound_to(id);
+        let bound_to = bound_to.each_ref().map(String::as_str);
+        self.app.sealer.seal(EVENT_PURPOSE, &bound_to, &content)
+    }
+
+    fn opened_known(&self, id: &SessionId, sealed: &str) -> Vec<KnownResource> {
+        let bound_to = self.event_bound_to(id);
+        let bound_to = bound_to.each_ref().map(String::as_str);
+        let content = self.app.sealer.open(EVENT_PURPOSE, &bound_to, sealed).ok();
+        let known = content.and_then(|content| serde_json::from_slice(&content).ok());
+        known.unwrap_or_default()
+    }
+
+    /// Puts the subscriptions into the ids of the events of a stream, so that a client that comes back with the last
+    /// one brings them along. A change of the subscriptions is an event without data.
+    fn with_known<S>(
+        &self,
+        id: &SessionId,
+        stream: S,
+    ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static + use<S>
+    where
+        S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
+    {
+        enum Step {
+            Message(ServerSseMessage),
+            Changed,
+            End,
+        }
+        let (sessions, id) = (self.clone(), id.clone());
+        let subscriptions = self.subscriptions_of(&id);
+        let changes = subscriptions.changes();
+        let changes = futures_util::stream::unfold(changes, |mut changes| async move {
+            changes.changed().await.ok()?;
+            Some((Step::Changed, changes))
+        });
+        let end = futures_util::stream::once(std::future::ready(Step::End));
+        let steps = futures_util::stream::select(stream.map(Step::Message).chain(end), changes);
+        let mut last = "0".to_owned();
+        steps
+            .take_while(|step| std::future::ready(!matches!(step, Step::End)))
+            .map(move |step| {
+                let mut message = match step {
+                    Step::Message(message) => message,
+                    Step::Changed | Step::End => ServerSseMessage::default(),
+                };
+                match message.event_id.take() {
+                    Some(event) => last = event,
+                    // Without an id of its own, it is no place to come back to.
+                    None if message.message.is_some() => return message,
+                    None => {}
+                }
+                let known = sessions.sealed_known(&id, &subscriptions);
+                message.event_id = Some(format!("{last}/{known}"));
+                message
+            })
     }
 }
 
@@ -222,7 +325,8 @@ impl SessionManager for CallerSessions {
         id: &SessionId,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         self.require_own(id)?;
-        self.all().open.create_standalone_stream(id).await
+        let stream = self.all().open.create_standalone_stream(id).await?;
+        Ok(self.with_known(id, stream))
     }
 
     async fn resume(
@@ -231,7 +335,19 @@ impl SessionManager for CallerSessions {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         self.require_own(id)?;
-        self.all().open.resume(id, last_event_id).await
+        let (event, known) = match last_event_id.split_once('/') {
+            Some((event, known)) => (event.to_owned(), self.opened_known(id, known)),
+            None => (last_event_id, Vec::new()),
+        };
+        let stream = self.all().open.resume(id, event).await?;
+        let subscriber = Subscriber {
+            engine: self.app.engine.clone(),
+            caller: self.caller.clone(),
+            api_key: self.api_key.clone(),
+        };
+        let subscriptions = self.subscriptions_of(id);
+        subscriptions.add_again(&subscriber, known).await;
+        Ok(self.with_known(id, stream))
     }
 
     async fn restore_session(

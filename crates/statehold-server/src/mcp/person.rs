@@ -1,5 +1,5 @@
 //! Asking the person behind a client: a request that waits for a decision which the caller may take asks for it
-//! through MCP, and goes on with the answer.
+//! through MCP, and continues with the answer.
 //!
 //! Clients of the newer era get `input_required` and repeat their call with the answer. Older clients are asked while
 //! their call waits. A client that cannot ask gets the request with its holds, and may decide them by other means.
@@ -22,7 +22,7 @@ use statehold_engine::{Call, api};
 use crate::http::call::CallContext;
 use crate::http::problem::{Code, Problem};
 
-/// What states are sealed for.
+/// Purpose of the seal.
 const PURPOSE: &str = "mcp request state";
 /// How long an answer may take. The hold itself may stay open for longer.
 const ANSWER_SECONDS: u64 = 24 * 60 * 60;
@@ -40,7 +40,7 @@ enum Way {
     None,
 }
 
-/// What became of a question.
+/// Outcome of a question.
 pub(super) enum Question {
     /// There is none that the caller may answer, or the client cannot ask.
     None,
@@ -48,7 +48,7 @@ pub(super) enum Question {
     Unanswered,
     /// The call is answered with it.
     Sent(InputRequiredResult),
-    /// The person has answered, and the request may go on.
+    /// The person has answered; the request may continue.
     Answered,
 }
 
@@ -279,7 +279,7 @@ fn answer_form(answer: &Value) -> Value {
     json!({"type": "object", "properties": {"answer": answer}, "required": ["answer"]})
 }
 
-/// What the person reads: the question, who asks, and the action exactly as it would run.
+/// The text for the person: the question, who asks, and the action exactly as it would run.
 fn words_of(hold: &HoldView) -> String {
     let mut words = format!(
         "{}\nAsked by the agent {} ({}).",

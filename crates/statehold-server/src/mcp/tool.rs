@@ -114,7 +114,7 @@ async fn follow(
 /// The tools that wait for a request, and may ask the person behind the client.
 const ASKING: [&str; 2] = ["start_task", "get_request"];
 
-/// What a tool has done.
+/// Outcome of a tool.
 enum Done {
     /// It has its result.
     Value(Value),
@@ -207,7 +207,7 @@ async fn annotate(context: &CallContext, mut arguments: Arguments) -> Result<Don
         return Ok(Done::shown(&AnnotationsView {
             seq: None,
             annotations: written.view.metadata,
-            version: written.view.version,
+            version: written.view.version.unwrap_or_default(),
             revision: written.view.revision,
         }));
     };
@@ -241,7 +241,7 @@ fn shown<T: Serialize>(view: &T) -> Value {
     serde_json::to_value(view).unwrap_or_default()
 }
 
-/// No more members than those that were taken.
+/// Refuses members that no code has taken.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NoMembers {}

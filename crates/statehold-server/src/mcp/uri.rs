@@ -57,9 +57,9 @@ impl HistoryQuery {
 pub(super) enum Range {
     /// All that there are now.
     Newest,
-    /// Those of a revision, which never change; the ones before a place, if given.
+    /// Messages of a revision, which never change; only messages before a place, if given.
     At { revision: u64, before: Option<u64> },
-    /// Those that came after a revision.
+    /// Messages that came after a revision.
     After(u64),
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::rig::{Answer, Rig, Who, text};
+use crate::rig::{Answer, Feed, Rig, Who, text};
 
 const VERSION: &str = "2026-07-28";
 
@@ -377,6 +377,90 @@ async fn attack_32_a_forged_request_state_decides_nothing() {
         other["structuredContent"]["code"], "hold_decided",
         "{other}"
     );
+    rig.stop().await;
+}
+
+/// The id of the last event of a stream that has a sealed part, as a client keeps it.
+async fn last_event(feed: &mut Feed) -> String {
+    let ids = |raw: &[u8]| {
+        let text = String::from_utf8_lossy(raw).into_owned();
+        let ids = text.lines().filter_map(|line| line.strip_prefix("id:"));
+        ids.map(|id| id.trim().to_owned())
+            .rfind(|id| id.contains('/'))
+    };
+    for _ in 0..50 {
+        if let Some(id) = ids(&feed.raw) {
+            return id;
+        }
+        drop(
+            feed.next_within(std::time::Duration::from_millis(100))
+                .await,
+        );
+    }
+    panic!("no event has an id: {}", String::from_utf8_lossy(&feed.raw));
+}
+
+/// The next message of a stream.
+async fn message(feed: &mut Feed) -> Value {
+    loop {
+        let event = feed.next().await.expect("the stream goes on");
+        if !event.data.is_null() {
+            return event.data;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_legacy_subscription_goes_on_after_a_restart() {
+    let rig = Rig::on_disk().await;
+    let key = rig.key(&["client"]).await.key;
+    let who = |rig: &Rig| Who {
+        key: key.clone(),
+        ..rig.nobody()
+    };
+    let ann = who(&rig);
+    let session = session_of(&ann, "ann").await;
+    let accept = ("accept", "application/json, text/event-stream");
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-11-25", "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"}}});
+    let opened = ann
+        .send("POST", "/mcp", &[accept], initialize.to_string())
+        .await;
+    let id = opened
+        .header("mcp-session-id")
+        .expect("a session")
+        .to_owned();
+    let legacy = ("mcp-session-id", id.as_str());
+    let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    ann.send("POST", "/mcp", &[accept, legacy], initialized.to_string())
+        .await;
+    let only_events = ("accept", "text/event-stream");
+    let mut stream = ann.follow_with("/mcp", &[only_events, legacy]).await;
+    let uri = format!("conversation://{session}/history");
+    let subscribe =
+        json!({"jsonrpc": "2.0", "id": 2, "method": "resources/subscribe", "params": {"uri": uri}});
+    let done = ann
+        .send("POST", "/mcp", &[accept, legacy], subscribe.to_string())
+        .await;
+    assert_eq!(done.status, 200);
+    let last = last_event(&mut stream).await;
+    drop(stream);
+    let rig = rig.restart().await;
+    let ann = who(&rig);
+    say(&ann, &session, "while nobody listened").await;
+    // The client comes back with what it has, and hears of what it missed, and of what comes.
+    let resumed = [only_events, legacy, ("last-event-id", last.as_str())];
+    let mut stream = ann.follow_with("/mcp", &resumed).await;
+    let missed = message(&mut stream).await;
+    assert_eq!(missed["params"]["uri"], uri.as_str(), "{missed}");
+    say(&ann, &session, "now").await;
+    let told = message(&mut stream).await;
+    assert_eq!(told["method"], "notifications/resources/updated");
+    // What another caller brings along is nothing.
+    let bob = rig.client("bob").await;
+    let foreign = bob.send("GET", "/mcp", &resumed, "").await;
+    assert_eq!(foreign.status, 404);
     rig.stop().await;
 }
 

@@ -538,7 +538,12 @@ impl Who {
             .map(|id| ("last-event-id", id))
             .into_iter()
             .collect();
-        let response = self.begin("GET", path, &headers, Bytes::new()).await;
+        self.follow_with(path, &headers).await
+    }
+
+    /// Opens a feed with these headers.
+    pub(crate) async fn follow_with(&self, path: &str, headers: &[(&str, &str)]) -> Feed {
+        let response = self.begin("GET", path, headers, Bytes::new()).await;
         let response = response.expect("the feed begins");
         assert_eq!(response.status(), 200, "{path}");
         assert_eq!(
@@ -670,7 +675,11 @@ impl From<SseEvent> for FeedEvent {
                 String::new()
             },
             event: event.event,
-            data: serde_json::from_str(&event.data).expect("the data of an event is JSON"),
+            data: match event.data.as_str() {
+                // An event that only says where to go on.
+                "" => Value::Null,
+                data => serde_json::from_str(data).expect("the data of an event is JSON"),
+            },
         }
     }
 }

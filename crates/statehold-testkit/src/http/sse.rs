@@ -40,11 +40,36 @@ impl SseReader {
         headers: &[(&str, &str)],
         last_event_id: Option<&str>,
     ) -> Result<Self> {
-        let (mut sender, driver) = open(address).await?;
         let mut headers = headers.to_vec();
         headers.push(("accept", "text/event-stream"));
         headers.extend(last_event_id.map(|id| ("last-event-id", id)));
-        let request = request(address, Method::GET, path, &headers, Bytes::new())?;
+        let mut reader = Self::open(address, (Method::GET, path), &headers, Bytes::new()).await?;
+        reader.last_event_id = last_event_id.map(str::to_owned);
+        Ok(reader)
+    }
+
+    /// Sends a call that is answered with a stream.
+    ///
+    /// # Errors
+    ///
+    /// If nobody listens, or the answer is not a stream.
+    pub async fn post(
+        address: SocketAddr,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Result<Self> {
+        Self::open(address, (Method::POST, path), headers, body.into()).await
+    }
+
+    async fn open(
+        address: SocketAddr,
+        (method, path): (Method, &str),
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> Result<Self> {
+        let (mut sender, driver) = open(address).await?;
+        let request = request(address, method, path, headers, body)?;
         let response = timeout(QUIET_MAX, sender.send_request(request))
             .await
             .map_err(|_| anyhow!("the feed {path} did not begin"))??;
@@ -60,7 +85,7 @@ impl SseReader {
             driver,
             parser: SseParser::default(),
             ready: VecDeque::new(),
-            last_event_id: last_event_id.map(str::to_owned),
+            last_event_id: None,
         })
     }
 

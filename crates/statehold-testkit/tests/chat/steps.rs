@@ -31,7 +31,7 @@ fn name_of(seen: &SeenRequest) -> Option<String> {
     let role = seen.path.split('/').nth(1)?;
     Some(match role {
         "model" => format!("model {}", results(seen)),
-        "tools" => ToolCall::of(seen)?.tool,
+        "tools" | "finder" => ToolCall::of(seen)?.tool,
         "ums" if seen.path.ends_with("/chat") => "ums say".to_owned(),
         "ums" if seen.method == hyper::Method::GET => "ums find".to_owned(),
         "ums" => "ums begin".to_owned(),
@@ -74,11 +74,29 @@ fn play(seen: &SeenRequest, conversations: &Conversations) -> ScriptedResponse {
                 None => tools::handshake(seen, &tools),
             }
         }
+        Some("finder") => match ToolCall::of(seen) {
+            Some(_) => tools::result(seen, &json!(found(seen))),
+            None => tools::handshake(seen, &[finder()]),
+        },
         Some("ums") => conversations
             .begin_or_list(seen)
             .unwrap_or_else(|| chat::says(seen, answer)),
         _ => chat::says(seen, answer),
     }
+}
+
+/// The tool that is an agent.
+fn finder() -> Value {
+    json!({"name": "find", "inputSchema": {"type": "object", "properties": {"input": {"type": "string"}}}})
+}
+
+/// What it answers: a tool gets the message as an argument.
+fn found(seen: &SeenRequest) -> &'static str {
+    let asked = ToolCall::of(seen).map(|call| call.args["input"].clone());
+    let story = STORIES
+        .iter()
+        .find(|story| asked.as_ref().is_some_and(|asked| asked == story.asked));
+    story.map_or("I do not know.", |story| story.answer)
 }
 
 fn config(at: &str) -> String {
@@ -95,7 +113,7 @@ fn config(at: &str) -> String {
         trust_hints = true
         [agents.coordinator]
         kind = "router"
-        agents = ["gpa", "ums", "assistant", "line"]
+        agents = ["gpa", "ums", "assistant", "line", "lookup"]
         route_by = "model"
         model = "chooser"
         [agents.line]
@@ -118,6 +136,14 @@ fn config(at: &str) -> String {
         [agents.ums]
         kind = "conversations"
         base_url = "{at}/ums"
+        [tool_servers.finder]
+        url = "{at}/finder/mcp"
+        [agents.lookup]
+        kind = "mcp"
+        tool_server = "finder"
+        tool = "find"
+        [agents.lookup.tools.find]
+        idempotent = true
         [agents.assistant]
         kind = "llm"
         model = "main"

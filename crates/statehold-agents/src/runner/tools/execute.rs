@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
 use statehold_core::ids::HoldId;
 use statehold_core::record::Event;
 use statehold_engine::PageLimit;
@@ -15,23 +14,14 @@ use statehold_engine::bodies::Raw;
 use super::question::CallQuestions;
 use super::state::{STATE_SERVER, StateCallResult};
 use super::{PendingCall, Toolbox, is_chosen_tool};
-use crate::gateway::traceparent;
-use crate::mcp::{CallMeta, ConversationMeta, McpTool, NoAnswer, ToolError, ToolList, ToolReply};
+use crate::mcp::{CallMeta, McpTool, NoAnswer, ToolError, ToolList, ToolReply};
 use crate::message::raw;
 use crate::runner::run::AgentRun;
-use crate::spec::HistoryAccess;
 use crate::tool_policy::ToolRules;
 use crate::turn::TurnError;
 
 /// Delay before the first retry of a tool that did not answer. Doubles with each retry.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(200);
-/// How long a token for a tool lasts, at the most: as long as a tool may take. It ends with the turn before that.
-const TOKEN_SECONDS: u64 = 60 * 60;
-/// The messages that come with a call.
-const INLINE_MESSAGES: PageLimit = PageLimit {
-    entries: 1_000,
-    bytes: 1024 * 1024,
-};
 /// Page size for reading records.
 const RECORDS_PER_PAGE: PageLimit = PageLimit::entries(200);
 
@@ -136,6 +126,12 @@ impl AgentRun {
         } else {
             0
         };
+        // A model may choose what to do without a tool; an agent that is a tool cannot.
+        let mut connects_left = if toolbox.is_agent {
+            self.spec.retries
+        } else {
+            0
+        };
         let mut delay = FIRST_RETRY_DELAY;
         let mut only_reads = one.requested.only_reads;
         let questions = CallQuestions::new(self, one);
@@ -157,7 +153,10 @@ impl AgentRun {
                         )
                         .await
                     {
-                        Ok(reply) => return Ok(ToolRunResult::Result(result_of(&reply))),
+                        Ok(reply) => {
+                            questions.settled().await?;
+                            return Ok(ToolRunResult::Result(result_of(&reply)));
+                        }
                         Err(error) if error.waits_for_person() => {
                             return match questions.take_failure() {
                                 Some(failure) => Err(failure),
@@ -180,12 +179,20 @@ impl AgentRun {
                 (None, None) if self.was_started_before(one, released).await? => {
                     Some((NoAnswer::Lost, failure.error_text_of_started()))
                 }
-                (None, None) => return Ok(ToolRunResult::Result(failure.error_text())),
+                (None, None) if connects_left == 0 => {
+                    return Ok(ToolRunResult::Result(failure.error_text()));
+                }
+                // It was certainly not called.
+                (None, None) => None,
             };
-            if retries_left == 0 {
+            let attempts_left = match unanswered {
+                Some(_) => &mut retries_left,
+                None => &mut connects_left,
+            };
+            if *attempts_left == 0 {
                 break;
             }
-            retries_left -= 1;
+            *attempts_left -= 1;
             tokio::time::sleep(delay).await;
             delay = delay.saturating_mul(2);
             if !is_found {
@@ -215,47 +222,6 @@ impl AgentRun {
             .servers
             .call(tool, &arguments, sent, questions)
             .await
-    }
-
-    /// What a tool gets beside its arguments. Nothing of it is recorded.
-    async fn call_meta(
-        &self,
-        conversation: &(HistoryAccess, Option<String>),
-    ) -> Result<CallMeta, TurnError> {
-        let ids = self.request.ids;
-        Ok(CallMeta {
-            session: ids.session.to_string(),
-            task: ids.task.to_string(),
-            request: ids.request.to_string(),
-            traceparent: Some(traceparent(ids)),
-            conversation: self.conversation_meta(conversation).await?,
-        })
-    }
-
-    /// How a tool that is an agent reads the conversation.
-    async fn conversation_meta(
-        &self,
-        (history, address): &(HistoryAccess, Option<String>),
-    ) -> Result<Option<ConversationMeta>, TurnError> {
-        Ok(match (history, address, self.conversation_reader()) {
-            (HistoryAccess::Pinned | HistoryAccess::Live, Some(uri), Some(reader)) => {
-                Some(ConversationMeta::Address {
-                    uri: uri.clone(),
-                    mcp_url: reader.mcp_url.clone(),
-                    token: (reader.seal)(&self.request.read_token(TOKEN_SECONDS)),
-                })
-            }
-            (HistoryAccess::Inline, _, _) => {
-                let read = self.request.conversation(self.started_by, INLINE_MESSAGES);
-                let page = read.await?;
-                Some(ConversationMeta::Messages(json!({
-                    "rev": self.started_by,
-                    "messages": page.messages,
-                    "has_earlier": page.next.is_some() || page.is_cut,
-                })))
-            }
-            _ => None,
-        })
     }
 
     /// Whether to open a reconcile hold for a call without an answer. If not, the model gets the error.

@@ -1,6 +1,6 @@
 //! Approval holds for tool calls, and the texts that report decisions to the model.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use serde::de::IgnoredAny;
@@ -162,8 +162,13 @@ pub(crate) fn render_for_model(body: &ItemBody) -> String {
 
 /// Whether a recorded result is an error that the tool reported.
 pub(super) fn is_error_result(result: &RawValue) -> bool {
-    let members: Option<BTreeMap<&str, IgnoredAny>> = serde_json::from_str(result.get()).ok();
-    members.is_some_and(|members| members.len() == 1 && members.contains_key("error"))
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct ErrorResult {
+        #[serde(rename = "error")]
+        _error: IgnoredAny,
+    }
+    serde_json::from_str::<ErrorResult>(result.get()).is_ok()
 }
 
 fn content_text(content: Value) -> String {

@@ -4,6 +4,7 @@
 //! asked, finds the holds that it opened before: the same question is put to people once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -15,13 +16,15 @@ use statehold_engine::{EngineError, HoldDetail, HoldSpec};
 
 use super::PendingCall;
 use crate::display_text::clean_text;
-use crate::mcp::{AsksPeople, QuestionForm, ToolAnswer, ToolQuestion};
+use crate::mcp::{QuestionForm, QuestionSink, ToolAnswer, ToolQuestion};
 use crate::message::raw;
 use crate::runner::journal::StepKind;
 use crate::runner::run::{AgentRun, CommitPhase};
 use crate::turn::{TraceNote, TurnError};
 
-/// Most questions of one call.
+/// How long people have to answer: a tool may wait with its call open.
+const EXPIRES_SECONDS: u64 = 24 * 60 * 60;
+/// Most questions of one call, however often it is made again.
 const QUESTIONS_MAX: usize = 32;
 const TITLE_BYTES_MAX: usize = 200;
 const MESSAGE_BYTES_MAX: usize = 8 * 1024;
@@ -37,6 +40,8 @@ pub(super) struct CallQuestions<'a> {
     ends: bool,
     /// How often each question was asked in this attempt.
     asked: Mutex<BTreeMap<String, usize>>,
+    /// Whether the call has asked, in this attempt or an earlier one.
+    may_have_asked: AtomicBool,
     /// Why people could not be asked.
     failure: Mutex<Option<TurnError>>,
 }
@@ -74,6 +79,7 @@ impl<'a> CallQuestions<'a> {
             server: &one.requested.server,
             ends: one.call.idempotent,
             asked: Mutex::default(),
+            may_have_asked: AtomicBool::new(!one.is_new),
             failure: Mutex::default(),
         }
     }
@@ -107,21 +113,34 @@ impl<'a> CallQuestions<'a> {
             group_id: Some(self.call.to_string()),
             allowed: BTreeSet::new(),
             quorum: None,
-            expires_in_seconds: None,
+            expires_in_seconds: Some(EXPIRES_SECONDS),
             on_expiry: None,
             decide_by: None,
         }
     }
 
-    /// How often this question was asked before, in this attempt. None if the tool asks too often.
-    fn count(&self, key: &str) -> Option<usize> {
+    /// How often this question was asked before, in this attempt.
+    fn count(&self, key: &str) -> usize {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked.values().sum::<usize>() >= QUESTIONS_MAX {
-            return None;
-        }
         let count = asked.entry(key.to_owned()).or_default();
         *count += 1;
-        Some(*count - 1)
+        *count - 1
+    }
+
+    /// Waits until people have decided all questions of the call: a tool may have its result before they do.
+    pub(super) async fn settled(&self) -> Result<(), TurnError> {
+        if !self.may_have_asked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        loop {
+            let detail = self.run.request.read().await?;
+            let mut open = detail.holds.iter().filter(|hold| hold.closed.is_none());
+            if !open.any(|hold| is_of(hold, self.call)) {
+                return Ok(());
+            }
+            let (engine, session) = (&self.run.engine, detail.session.id);
+            engine.changed_after(session, detail.revision).await?;
+        }
     }
 
     async fn answer(&self, question: &ToolQuestion) -> Result<Option<ToolAnswer>, TurnError> {
@@ -131,9 +150,13 @@ impl<'a> CallQuestions<'a> {
             QuestionForm::Link(url) => json!(url),
         };
         let key = question_key(spec.message.as_deref().unwrap_or_default(), &form);
-        let Some(nth) = self.count(&key).filter(|_| self.run.generation.asks_people) else {
+        if !self.run.generation.asks_people {
             return Ok(Some(ToolAnswer::Cancel));
-        };
+        }
+        self.may_have_asked.store(true, Ordering::Relaxed);
+        let nth = self.count(&key);
+        // A link may differ each time, so a call that is made again would ask again: it waits.
+        let ends = self.ends && matches!(question.form, QuestionForm::Fields(_));
         let mut spec = Some(spec);
         loop {
             let detail = self.run.request.read().await?;
@@ -141,17 +164,20 @@ impl<'a> CallQuestions<'a> {
                 return Err(TurnError::Gone);
             }
             let mut holds: Vec<&HoldDetail> = detail.holds.iter().collect();
-            holds.retain(|hold| is_of(hold, self.call) && key_of(hold) == key);
+            holds.retain(|hold| is_of(hold, self.call));
+            let is_full = holds.len() >= QUESTIONS_MAX;
+            holds.retain(|hold| key_of(hold) == key);
             holds.sort_by_key(|hold| hold.hold.number);
             match (holds.get(nth), spec.take()) {
                 (Some(hold), _) => {
                     if let Some(answer) = answer_in(hold) {
                         return Ok(Some(answer));
                     }
-                    if self.ends {
+                    if ends {
                         return Ok(None);
                     }
                 }
+                (None, Some(_)) if is_full => return Ok(Some(ToolAnswer::Cancel)),
                 (None, Some(spec)) => {
                     if let Some(refused) = self.open(spec).await? {
                         let note = json!({"call": self.call, "reason": refused});
@@ -188,7 +214,12 @@ impl<'a> CallQuestions<'a> {
 }
 
 #[async_trait]
-impl AsksPeople for CallQuestions<'_> {
+impl QuestionSink for CallQuestions<'_> {
+    fn begin(&self) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.clear();
+    }
+
     async fn ask(&self, question: ToolQuestion) -> Option<ToolAnswer> {
         match self.answer(&question).await {
             Ok(answer) => answer,
@@ -209,7 +240,7 @@ fn answer_in(hold: &HoldDetail) -> Option<ToolAnswer> {
     let content = content.and_then(|content| serde_json::from_str(content.get()).ok());
     Some(match closed.decision.status {
         HoldStatus::Answered | HoldStatus::Approved | HoldStatus::Edited => {
-            // Of a link, the consent counts: what was entered there is not for the tool to get this way.
+            // For a link, only the consent is sent: entered data go through the page.
             let is_form = hold.hold.kind == HoldKind::Form;
             ToolAnswer::Accept(content.filter(|_| is_form))
         }

@@ -25,7 +25,7 @@ pub(super) struct Story {
     pub(super) calls: &'static [&'static str],
 }
 
-pub(super) const STORIES: [Story; 4] = [
+pub(super) const STORIES: [Story; 5] = [
     Story {
         agent: "gpa",
         below: &[],
@@ -86,6 +86,21 @@ pub(super) const STORIES: [Story; 4] = [
         ],
         calls: &["chooser", "parse", "write"],
     },
+    Story {
+        agent: "lookup",
+        below: &[],
+        asked: "lookup: where is it?",
+        answer: "It is in the drawer.",
+        steps: &[
+            (StepKind::Route, 1),
+            (StepKind::Child, 1),
+            (StepKind::Prepare, 1),
+            (StepKind::ToolCall, 1),
+            (StepKind::ToolResult, 1),
+            (StepKind::Answer, 2),
+        ],
+        calls: &["chooser", "find"],
+    },
 ];
 
 impl Story {
@@ -130,6 +145,7 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
                 "ums" => "ums find",
                 "assistant" => "model 0",
                 "line" => "parse",
+                "lookup" => "find",
                 agent => agent,
             });
         }
@@ -144,6 +160,17 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
     let Some(death) = death.filter(|death| death.moment == "before") else {
         return vec![counts];
     };
+    if story.agent == "lookup" {
+        // The call is recorded before it is made, and its result before the answer.
+        match death.kind {
+            StepKind::ToolResult => *counts.entry("find".to_owned()).or_default() += 1,
+            StepKind::Route | StepKind::Child if death.time == 1 => {
+                *counts.entry("chooser".to_owned()).or_default() += 1;
+            }
+            _ => {}
+        }
+        return vec![counts];
+    }
     // The last call of the agent is recorded with its answer, which is the first of the two.
     let last = match story.agent {
         "ums" => "ums say".to_owned(),
@@ -154,9 +181,7 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
     let is_first_phase = !story.below.is_empty() && death.time == 1;
     let again = match death.kind {
         // The answer of the phase before it, and the hold, are recorded.
-        StepKind::Phase | StepKind::Hold => None,
-        // No agent of these stories is a tool.
-        StepKind::Prepare => None,
+        StepKind::Phase | StepKind::Hold | StepKind::Prepare => None,
         StepKind::Child if death.time > 1 => None,
         // The route is recorded with the request to the chosen agent.
         StepKind::Route | StepKind::Child => Some("chooser".to_owned()),

@@ -33,8 +33,9 @@ use crate::config::{
 };
 use crate::demo::{self, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
+use crate::leftover_programs;
 use crate::run_file::{self, RunFile};
-use crate::{leftover_programs, wire};
+use crate::wire::{self, EngineParts};
 
 /// File descriptors reserved for the server itself: the store and its readers, keys, sockets, the
 /// log.
@@ -95,12 +96,11 @@ async fn run_server(
     let mark = program_mark(data, on_disk);
     let active = ActiveConfig::new(config.clone(), declared, &demo, mark.as_deref());
     let policies = active.policies.clone();
-    let parts = if on_disk {
+    let EngineParts { engine, sealer } = if on_disk {
         wire::on_disk(&config.store, Arc::clone(&clock), policies).await?
     } else {
         wire::in_memory(Arc::clone(&clock), policies).await?
     };
-    let engine = parts.engine;
     engine.set_service_credentials(active.credentials.clone());
     let tenant: Name = "default".parse().context("the tenant has a name")?;
     demo::revoke_keys(&engine, &tenant).await?;
@@ -114,8 +114,6 @@ async fn run_server(
         end_leftover_programs(mark.as_deref(), was_unclean);
         write_run_file(data, &url)?;
     }
-    let sealer = parts.sealer;
-    let conversation_reader = conversation_reader(config, &listener, sealer.clone())?;
     let context = ReloadContext {
         plan: make_plan,
         started: plan.explained.clone(),
@@ -125,7 +123,7 @@ async fn run_server(
         clock,
         engine: engine.clone(),
         tenant: tenant.clone(),
-        conversation_reader,
+        conversation_reader: conversation_reader(config, &listener, sealer.clone())?,
     };
     let reloader = Arc::new(context.start_agents(active, on_step).await?);
     let connections_open = Arc::new(AtomicUsize::new(0));
@@ -185,18 +183,17 @@ fn conversation_reader(
     listener: &TcpListener,
     sealer: Sealer,
 ) -> anyhow::Result<ConversationReader> {
-    let url = match &config.server.url {
-        Some(url) => url.text().trim_end_matches('/').to_owned(),
-        None => {
-            let mut address = listener.local_addr()?;
-            if address.ip().is_unspecified() {
-                address.set_ip(match address.ip() {
-                    IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-                    IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-                });
-            }
-            format!("http://{address}")
+    let url = if let Some(url) = &config.server.url {
+        url.text().trim_end_matches('/').to_owned()
+    } else {
+        let mut address = listener.local_addr()?;
+        if address.ip().is_unspecified() {
+            address.set_ip(match address.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
         }
+        format!("http://{address}")
     };
     Ok(ConversationReader {
         mcp_url: format!("{url}{}", statehold_server::MCP_PATH),
@@ -353,6 +350,7 @@ fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) 
     let row = |name: &str, text: &str| output.note(&format!("  {name:<10} {text}"));
     row("API", &format!("{url}/v1        schema {url}/openapi.json"));
     row("OpenAI", &format!("{url}/openai/v1"));
+    row("MCP", &format!("{url}{}", statehold_server::MCP_PATH));
     row("Health", &format!("{url}/healthz   metrics {url}/metrics"));
     let data = printable(&config.store.data.display().to_string());
     match plan.storage {
