@@ -6,6 +6,7 @@ import by_model
 import coordinator
 import mcp_tools
 import nested
+import postchain
 import rig
 import state_scopes
 from rig import Server, example, lines, say
@@ -14,19 +15,19 @@ from rig import Server, example, lines, say
 def check_starts():
     """Servers are started as the READMEs say, except for the port and the data."""
     count = 0
-    for folder in ("coordinator", "mcp_tools", "nested", "state_scopes"):
+    for folder in ("coordinator", "mcp_tools", "nested", "postchain", "state_scopes"):
         told = [line.split() for line in lines(example(folder, "README.md")) if line.startswith("statehold dev ")]
         assert told, folder
         for _, _, *flags in told:
             count += 1
             server = Server(f"start-{count}", dev=[flag for flag in flags if flag != "&"], cwd=example(folder))
             declared = {model.id for model in server.client.models.list()}
-            assert declared & {"coordinator", "assistant", "front-desk", "report"}, declared
+            assert declared & {"coordinator", "assistant", "front-desk", "choir", "report"}, declared
             server.stop()
     say(f"the READMEs start {count} servers")
 
 
-CHECKS = {one.__name__: one.check for one in (coordinator, by_model, mcp_tools, nested, state_scopes)}
+CHECKS = {one.__name__: one.check for one in (coordinator, by_model, mcp_tools, nested, postchain, state_scopes)}
 CHECKS["starts"] = check_starts
 
 rig.play(*(CHECKS[name] for name in sys.argv[2:] or CHECKS))

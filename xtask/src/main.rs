@@ -46,7 +46,7 @@ enum Task {
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// The subject to measure.
-        #[arg(value_parser = ["store", "server", "holds", "hostile", "chat", "recall", "lists"])]
+        #[arg(value_parser = ["store", "server", "holds", "hostile", "chat", "recall", "lists", "mcp"])]
         what: String,
         /// One short round.
         #[arg(long)]
