@@ -97,6 +97,17 @@ async def writes(server, era):
         assert (await tool(made, "get_state", session_id=session, keys="intents"))["state"] == {"intents": ["sums"]}
         _, state = await document(made, f"conversation://{session}/state")
         assert state["state"]["intents"] == ["sums"]
+        first = found["messages"][0]["seq"]
+        await tool(made, "annotate", session_id=session, seq=first, annotations={"mood": "calm"})
+        await tool(made, "annotate", session_id=session, annotations={"intents": ["sums"]}, idempotency_key=f"{era}-a")
+        _, marked = await document(made, history_of(session))
+        assert marked["messages"][0]["annotations"] == {"mood": "calm"}, marked
+        assert marked["metadata"] == {"intents": ["sums"]}, marked
+        same, _ = await document(made, f"{history_of(session)}?rev=3")
+        assert fixed.contents == same.contents, "a revision is the same for ever"
+        # Clients check results against the schema of the tool.
+        assert (await tool(made, "get_state", session_id=session, keys="intents"))["state"] == {"intents": ["sums"]}
+        await tool(made, "get_state", session_id=session)
         listed = [str(one.uri) for one in (await made.list_resources()).resources]
         assert history_of(session) in listed, listed
         templates = [one.uri_template for one in (await made.list_resource_templates()).resource_templates]
@@ -231,10 +242,9 @@ async def asks(server, era, session):
     async with client(server, bound, era, elicitation_callback=elicit) as made:
         started = {"session_id": session, "input": "Buy a book", "wait_seconds": 20 if era == MODERN else 2, "idempotency_key": f"buy-{era}"}
         done = await made.call_tool("start_task", started)
-        if era == LEGACY:
-            # The person closed the form: nothing was decided, and the client asks again later.
-            assert done.structured_content["status"] == "held", done
-            done = await made.call_tool("get_request", {"request_id": done.structured_content["id"], "wait_seconds": 20})
+        # The person closed the form: nothing was decided, and the client asks again later.
+        assert done.structured_content["status"] == "held", done
+        done = await made.call_tool("get_request", {"request_id": done.structured_content["id"], "wait_seconds": 20})
         assert not done.is_error and done.structured_content["output"] == "Sent to Berlin", done
         assert len(seen) == 2 and "Where to?" in seen[0].message and "We deliver in Europe." in seen[0].message, seen
     await worker

@@ -84,7 +84,10 @@ impl McpAgent {
             let requested = requested.into_iter().next();
             let requested = requested.ok_or_else(super::not_prepared)?;
             if let Some(error) = requested.error {
-                return Err(TurnError::failed("agent_error", error));
+                let message = format!(
+                    "{error}. See `input_argument`, `history_argument` and `arguments` of the agent"
+                );
+                return Err(TurnError::failed("agent_error", message));
             }
             complete_arguments = Some(arguments);
             let extras = StepExtras {
@@ -193,15 +196,31 @@ fn answer_of(report: CallReport) -> Result<AgentMessage, TurnError> {
         }
         Some(CallOutcome::Ran | CallOutcome::Answered) => {}
     }
+    let text = &report.text[report.note_bytes..];
     if report.is_error {
-        return Err(TurnError::failed("agent_error", report.text));
+        let text = text.strip_prefix("Error: ").unwrap_or(text);
+        return Err(TurnError::failed("agent_error", text));
     }
-    if report.text.is_empty() && report.links.is_empty() {
-        let message = "the tool answered without a text; let it return one";
-        return Err(TurnError::failed("agent_malformed", message));
-    }
+    // A link is a file of the answer, and not a text.
+    let is_link = |line: &&str| {
+        let part: Option<Value> = serde_json::from_str(line).ok();
+        part.is_some_and(|part| part["type"] == "resource_link")
+    };
+    let lines = text.lines();
+    let text = if report.links.is_empty() {
+        text.to_owned()
+    } else {
+        let lines: Vec<&str> = lines.filter(|line| !is_link(line)).collect();
+        lines.join("\n")
+    };
+    let has_nothing = ["", r#"{"result":null}"#].contains(&text.trim());
+    let text = match (has_nothing, report.links.is_empty()) {
+        (false, _) => text,
+        (true, false) => String::new(),
+        (true, true) => "The tool returned nothing.".to_owned(),
+    };
     Ok(AgentMessage {
         attachments: report.links,
-        ..AgentMessage::plain(&report.text)
+        ..AgentMessage::plain(&text)
     })
 }

@@ -220,6 +220,9 @@ impl CallsInFlight {
         let own = params.meta().and_then(|meta| meta.get(CALL_TAG));
         let tag = own.or_else(|| context.meta.get(CALL_TAG));
         let (Some(call), Some(question)) = (self.find(tag), ToolQuestion::of(params)) else {
+            tracing::info!(
+                "a question of a tool belongs to no call that is known; it gets `cancel`"
+            );
             return ToolAnswer::Cancel.result();
         };
         let (answer, answered) = oneshot::channel();

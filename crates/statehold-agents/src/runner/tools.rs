@@ -40,8 +40,8 @@ use crate::turn::TurnError;
 
 use execute::{ReleasedCall, ToolRunResult};
 use person::CallDecision;
-use person::is_error_result;
 pub(crate) use person::render_for_model;
+use person::{NOTE_GAP, is_error_result};
 use state::{StateWrite, offer_state_tools};
 
 /// How often the calls are recorded again if the policy becomes stricter between the check and the
@@ -120,6 +120,8 @@ pub(crate) struct CallReport {
     pub(crate) links: Vec<AttachmentBody>,
     /// Whether the tool reported an error.
     pub(crate) is_error: bool,
+    /// Where the result begins in the text, behind a note for the model.
+    pub(crate) note_bytes: usize,
 }
 
 impl CallReport {
@@ -132,6 +134,7 @@ impl CallReport {
             media: result.map(ToolMedia::read).unwrap_or_default(),
             links: result.map(resource_links).unwrap_or_default(),
             is_error: result.is_some_and(is_error_result),
+            note_bytes: person::note_of(body).map_or(0, |note| note.len() + NOTE_GAP.len()),
         }
     }
 
@@ -143,6 +146,7 @@ impl CallReport {
             media: Vec::new(),
             links: Vec::new(),
             is_error: false,
+            note_bytes: 0,
         }
     }
 }

@@ -84,7 +84,8 @@ async fn a_question_of_a_tool_is_a_hold_and_its_answer_goes_back() -> Outcome {
         let request = rig.ask(session, "assistant", "Book").await;
         for (field, value) in [("seat", "7A"), ("meal", "soup")] {
             let hold = asked(&rig, request).await;
-            assert_eq!(hold.hold.kind, HoldKind::Form);
+            // One field is a question, which a chat message may answer.
+            assert_eq!(hold.hold.kind, HoldKind::Question);
             let body: Value =
                 serde_json::from_slice(hold.body.as_deref().expect("a body")).expect("JSON");
             let shown = format!("The tool `book` of the server `files` asks:\n\nWhich {field}?");
@@ -93,7 +94,7 @@ async fn a_question_of_a_tool_is_a_hold_and_its_answer_goes_back() -> Outcome {
                 &rig,
                 &hold,
                 DecisionKind::Respond,
-                json!({"content": {field: value}}),
+                json!({"content": value}),
             )
             .await;
         }
@@ -158,7 +159,7 @@ async fn a_tool_that_waited_when_the_server_stopped_is_asked_about_and_asks_once
         &rig,
         &question,
         DecisionKind::Respond,
-        json!({"content": {"seat": "7A"}}),
+        json!({"content": "7A"}),
     )
     .await;
     let unknown = asked(&rig, request).await;
@@ -170,7 +171,7 @@ async fn a_tool_that_waited_when_the_server_stopped_is_asked_about_and_asks_once
     let forms = detail
         .holds
         .iter()
-        .filter(|hold| hold.hold.kind == HoldKind::Form);
+        .filter(|hold| hold.hold.kind == HoldKind::Question);
     assert_eq!(forms.count(), 1, "people answer a question once");
     second.stop().await;
     Ok(())
@@ -200,13 +201,7 @@ async fn a_call_that_is_lost_after_its_answer_asks_nobody_again() -> Outcome {
     let session = rig.session("assistant").await;
     let request = rig.ask(session, "assistant", "Book").await;
     let hold = asked(&rig, request).await;
-    decide(
-        &rig,
-        &hold,
-        DecisionKind::Respond,
-        json!({"content": {"seat": "7A"}}),
-    )
-    .await;
+    decide(&rig, &hold, DecisionKind::Respond, json!({"content": "7A"})).await;
     let detail = rig.ended(request).await;
     completed(&detail);
     assert!(told(&model).contains("7A"), "{}", told(&model));

@@ -284,6 +284,10 @@ async fn write<V: Serialize + DeserializeOwned + Send>(
     (key, change): (StateKey, Change),
     view: impl Fn(Members, u64) -> V + Sync,
 ) -> Result<Receipt<V>, EngineError> {
+    if change.members.is_empty() {
+        let detail = format!("`{}` names at least one member", change.name);
+        return Err(EngineError::invalid(change.name, detail));
+    }
     let (_, _) = SessionWrite::authorised(engine, call, session, &Act::ManageSession).await?;
     if let Some(key) = call.key
         && let Some(kept) = engine.kept_answer(key).await?

@@ -51,8 +51,10 @@ impl Engine {
         caller: &Caller,
         session: SessionId,
     ) -> Result<Arc<SessionState>, EngineError> {
-        if caller.only_session != Some(session) {
-            require_reader(caller)?;
+        match caller.only_session {
+            Some(own) if own != session => return Err(EngineError::NotFound),
+            Some(_) => {}
+            None => require_reader(caller)?,
         }
         let state = self.durable_state(session).await?;
         require_access(caller, &state, |_| false)?;

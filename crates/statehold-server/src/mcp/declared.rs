@@ -9,6 +9,9 @@ use std::sync::Arc;
 use super::schema;
 use super::tool::WAIT_SECONDS_MAX;
 
+/// The only tool for callers with a token of one session.
+pub(super) const TOKEN_TOOL: &str = "get_state";
+
 /// The tools.
 pub(super) static TOOLS: LazyLock<Vec<Tool>> = LazyLock::new(|| {
     let mut tools = writing();
@@ -70,7 +73,7 @@ fn tool(
     hints: ToolAnnotations,
 ) -> Tool {
     Tool::new(name, about, input)
-        .with_raw_output_schema(schema::object(Some(output), &[]))
+        .with_raw_output_schema(schema::output(output))
         .with_annotations(hints.open_world(false))
 }
 

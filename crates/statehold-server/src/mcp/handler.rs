@@ -14,7 +14,7 @@ use rmcp::model::{
 use rmcp::model::{GetPromptRequestMethod, GetPromptRequestParams, GetPromptResponse};
 use rmcp::service::{NotificationContext, RequestContext, RoleServer, SubscriptionContext};
 
-use super::declared::TOOLS;
+use super::declared::{TOKEN_TOOL, TOOLS};
 use super::errors::{call_error, resource_error};
 #[cfg(feature = "conformance")]
 use super::fixtures::{self, Fixtures};
@@ -194,15 +194,20 @@ impl ServerHandler for Handler {
     async fn list_tools(
         &self,
         _: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        let mut result = ListToolsResult::with_all_items(TOOLS.clone());
+        let call = call_of(&context.extensions)?;
+        let mut tools = TOOLS.clone();
+        if call.caller.only_session.is_some() {
+            tools.retain(|tool| tool.name == TOKEN_TOOL);
+        }
+        let mut result = ListToolsResult::with_all_items(tools);
         #[cfg(feature = "conformance")]
         if self.fixtures.is_some() {
             result.tools.extend_from_slice(fixtures::tools());
         }
         result.ttl_ms = Some(60_000);
-        result.cache_scope = Some(CacheScope::Public);
+        result.cache_scope = Some(CacheScope::Private);
         Ok(result)
     }
 

@@ -97,19 +97,20 @@ impl<'a> Person<'a> {
     }
 
     /// Takes the decision that a repeated call brings, and names the request that waited for it. A call that brings
-    /// no answer to the question that it names decides nothing.
+    /// no answer to the question that it names decides nothing, and is not asked again. With whether it decided.
     pub(super) async fn take_answer(
         &self,
         state: &str,
         answers: &InputResponses,
-    ) -> Result<RequestId, Problem> {
+    ) -> Result<(RequestId, bool), Problem> {
         let asked = self.open(state)?;
+        let mut has_decided = false;
         if let Some(answer) = answers.get(&asked.hold.to_string()) {
             let answer: ElicitResult = serde_json::from_value(answer.clone())
                 .map_err(|error| Problem::invalid(format!("`inputResponses`: {error}")))?;
-            self.decide(&asked, answer).await?;
+            has_decided = self.decide(&asked, answer).await?;
         }
-        Ok(asked.request)
+        Ok((asked.request, has_decided))
     }
 
     /// Asks for the first open decision of a request that the caller may take.

@@ -131,7 +131,15 @@ pub(super) async fn read(
     let document = document(context, uri).await;
     // A key that ended while the resource was read gets nothing of it.
     let document = context.while_valid(std::future::ready(document)).await;
-    let document = document.map_err(|problem| resource_error(&problem, uri))?;
+    let document = document.map_err(|problem| {
+        // A token has no roles: what it does not read is not there.
+        let is_token = context.caller.only_session.is_some();
+        if is_token && problem.code == Code::Forbidden.text() {
+            resource_error(&Problem::not_found(), uri)
+        } else {
+            resource_error(&problem, uri)
+        }
+    })?;
     let mut meta = MetaObject::default();
     if let Some(revision) = document.revision {
         meta.0

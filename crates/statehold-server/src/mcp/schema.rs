@@ -38,6 +38,27 @@ pub(super) fn object(native: Option<&str>, own: &[(&str, Value, bool)]) -> Arc<J
     Arc::new(schema)
 }
 
+/// The schema of a result. Names of members are left free: frameworks keep keys that the native API does not write.
+pub(super) fn output(native: &str) -> Arc<JsonObject> {
+    let mut schema = Value::Object(Arc::unwrap_or_clone(object(Some(native), &[])));
+    free_names(&mut schema);
+    match schema {
+        Value::Object(schema) => Arc::new(schema),
+        _ => Arc::default(),
+    }
+}
+
+fn free_names(schema: &mut Value) {
+    match schema {
+        Value::Array(list) => list.iter_mut().for_each(free_names),
+        Value::Object(object) => {
+            object.remove("propertyNames");
+            object.values_mut().for_each(free_names);
+        }
+        _ => {}
+    }
+}
+
 fn taken(schema: &mut Map<String, Value>, name: &str) -> Map<String, Value> {
     match schema.remove(name) {
         Some(Value::Object(object)) => object,

@@ -56,7 +56,7 @@ async fn answer(
     } else {
         Duration::ZERO
     };
-    let request = match params.request_state.filter(|_| asks) {
+    let (request, may_ask) = match params.request_state.filter(|_| asks) {
         // The request was started by the call that this one repeats.
         Some(state) => {
             let answers = params.input_responses.unwrap_or_default();
@@ -64,17 +64,19 @@ async fn answer(
         }
         None => match run(context, arguments).await? {
             Done::Value(value) => return Ok(result_of(context, value).into()),
-            Done::Request(request) => request,
+            Done::Request(request) => (request, true),
         },
     };
-    follow(context, person, request, wait).await
+    // A person who closed the form is not asked again by the same call.
+    let wait = if may_ask { wait } else { Duration::ZERO };
+    follow(context, person, (request, may_ask), wait).await
 }
 
 /// Waits for a request to end, and asks the person behind the client for the decisions that it waits for.
 async fn follow(
     context: &CallContext,
     person: &Person<'_>,
-    request: RequestId,
+    (request, mut may_ask): (RequestId, bool),
     wait: Duration,
 ) -> Result<CallToolResponse, Problem> {
     let _waiting = if wait.is_zero() {
@@ -85,7 +87,6 @@ async fn follow(
     let (engine, caller) = (context.engine(), &context.caller);
     let mut deadline = Instant::now() + wait;
     let mut until = (WaitUntil::Final, Duration::ZERO);
-    let mut may_ask = true;
     loop {
         let holds = RequestHolds {
             before: None,

@@ -121,10 +121,10 @@ async fn a_read_token_reads_its_session_and_nothing_else() {
     assert_eq!(plain, Ok(json!([{"role": "user", "content": "hello"}])));
     // Like a missing one.
     let foreign = token.get(&format!("/v1/sessions/{other}/messages")).await;
-    foreign.refused(403, "forbidden");
+    foreign.refused(404, "not_found");
     let missing = "ses_01977777777770008000000000000001";
     let missing = token.get(&format!("/v1/sessions/{missing}/messages")).await;
-    missing.refused(403, "forbidden");
+    missing.refused(404, "not_found");
     assert_eq!(token.get("/v1/agents").await.ok(200)["agents"], json!([]));
     for path in ["/v1/sessions", "/v1/holds", "/v1/events", "/v1/keys"] {
         token.get(path).await.refused(403, "forbidden");
@@ -478,6 +478,7 @@ async fn annotations_and_metadata_belong_to_a_revision_and_survive_a_rewind() {
     }
     let annotations = |seq: u64| format!("/v1/sessions/{session}/messages/{seq}/annotations");
     let metadata = format!("/v1/sessions/{session}/metadata");
+    let unmarked = client.get(&messages).await.ok(200);
     let first = client
         .patch(
             &annotations(seqs[1]),
@@ -511,6 +512,12 @@ async fn annotations_and_metadata_belong_to_a_revision_and_survive_a_rewind() {
     assert_eq!(of(&now, 1), json!({"by": "me", "new": 1}));
     let before = client.get(&format!("{messages}?at={marked}")).await.ok(200);
     assert_eq!(of(&before, 1), json!({"by": "me", "mood": "calm"}));
+    let earlier = unmarked["revision"].as_u64().expect("a number");
+    let earlier = client
+        .get(&format!("{messages}?at={earlier}"))
+        .await
+        .ok(200);
+    assert_eq!(earlier["messages"], unmarked["messages"]);
     // A rewind takes them back, and the revision before it still has them.
     let last = now["revision"].as_u64().expect("a number");
     let rewind = json!({"to": marked - 1});

@@ -20,6 +20,8 @@ use crate::runner::journal::StepKind;
 use crate::runner::run::{AgentRun, CommitPhase};
 use crate::turn::TurnError;
 
+/// Between a note and the result.
+pub(super) const NOTE_GAP: &str = "\n\n";
 /// Longest text of one result for the model. The history keeps the complete result.
 const RESULT_TEXT_BYTES_MAX: usize = 256 * 1024;
 
@@ -151,13 +153,16 @@ pub(crate) fn render_for_model(body: &ItemBody) -> String {
     };
     let rest = format!("\n… (cut here; all of it has {} bytes)", text.len());
     let text = clip(&text, RESULT_TEXT_BYTES_MAX, &rest);
-    let data = body.data.as_ref();
-    let data = data.and_then(|data| serde_json::from_str::<Value>(data.get()).ok());
-    let note = data.as_ref().and_then(|data| data.get("note")?.as_str());
-    match note {
-        Some(note) => format!("{note}\n\n{text}"),
+    match note_of(body) {
+        Some(note) => format!("{note}{NOTE_GAP}{text}"),
         None => text,
     }
+}
+
+/// The note for the model that a recorded result begins with.
+pub(super) fn note_of(body: &ItemBody) -> Option<String> {
+    let data: Value = serde_json::from_str(body.data.as_ref()?.get()).ok()?;
+    data.get("note")?.as_str().map(str::to_owned)
 }
 
 /// Whether a recorded result is an error that the tool reported.

@@ -20,6 +20,7 @@ use crate::mcp::{QuestionForm, QuestionSink, ToolAnswer, ToolQuestion};
 use crate::message::raw;
 use crate::runner::journal::StepKind;
 use crate::runner::run::{AgentRun, CommitPhase};
+use crate::tool_policy::ToolRules;
 use crate::turn::{TraceNote, TurnError};
 
 /// How long people have to answer: a tool may wait with its call open.
@@ -35,6 +36,8 @@ pub(super) struct CallQuestions<'a> {
     call: ItemId,
     tool: &'a str,
     server: &'a str,
+    /// The name of the tool on its server.
+    original: &'a str,
     /// Whether the call ends when it asks, and is made again when it is answered. A tool that would do its work twice
     /// waits for the answer.
     ends: bool,
@@ -66,8 +69,7 @@ fn key_of(hold: &HoldDetail) -> String {
 pub(super) fn is_of(hold: &HoldDetail, call: ItemId) -> bool {
     let body: HoldBody = parse(hold.body.as_deref());
     // Approvals of calls that were made together are a group, too.
-    matches!(hold.hold.kind, HoldKind::Form | HoldKind::Link)
-        && body.group_id == Some(call.to_string())
+    hold.hold.kind != HoldKind::Approval && body.group_id == Some(call.to_string())
 }
 
 impl<'a> CallQuestions<'a> {
@@ -77,6 +79,7 @@ impl<'a> CallQuestions<'a> {
             call: one.call.id,
             tool: &one.call.tool,
             server: &one.requested.server,
+            original: &one.requested.original,
             ends: one.call.idempotent,
             asked: Mutex::default(),
             may_have_asked: AtomicBool::new(!one.is_new),
@@ -98,10 +101,18 @@ impl<'a> CallQuestions<'a> {
             self.tool, self.server, question.message
         );
         let (kind, schema, url) = match &question.form {
-            QuestionForm::Fields(schema) => (HoldKind::Form, Some(raw(schema)), None),
+            // One field is a question: a plain chat message may answer it.
+            QuestionForm::Fields(schema) => match only_field(schema) {
+                Some((_, field)) => (HoldKind::Question, Some(raw(field)), None),
+                None => (HoldKind::Form, Some(raw(schema)), None),
+            },
             QuestionForm::Link(url) => (HoldKind::Link, None, Some(url.clone())),
         };
         let title = format!("{} asks for an answer", self.tool);
+        let (policies, agent) = (self.run.engine.policies(), &self.run.spec.name);
+        let policy = ToolRules::of(&policies, agent, self.server, self.original)
+            .effective
+            .policy;
         HoldSpec {
             kind,
             title: clean_text(&title.replace('\n', " "), TITLE_BYTES_MAX),
@@ -113,9 +124,9 @@ impl<'a> CallQuestions<'a> {
             group_id: Some(self.call.to_string()),
             allowed: BTreeSet::new(),
             quorum: None,
-            expires_in_seconds: Some(EXPIRES_SECONDS),
-            on_expiry: None,
-            decide_by: None,
+            expires_in_seconds: policy.expires_in_seconds.or(Some(EXPIRES_SECONDS)),
+            on_expiry: policy.on_expiry,
+            decide_by: policy.decide_by,
         }
     }
 
@@ -145,9 +156,12 @@ impl<'a> CallQuestions<'a> {
 
     async fn answer(&self, question: &ToolQuestion) -> Result<Option<ToolAnswer>, TurnError> {
         let spec = self.spec(question);
-        let form = match &question.form {
-            QuestionForm::Fields(schema) => schema.clone(),
-            QuestionForm::Link(url) => json!(url),
+        let (form, field) = match &question.form {
+            QuestionForm::Fields(schema) => match only_field(schema) {
+                Some((name, field)) => (field.clone(), Some(name)),
+                None => (schema.clone(), None),
+            },
+            QuestionForm::Link(url) => (json!(url), None),
         };
         let key = question_key(spec.message.as_deref().unwrap_or_default(), &form);
         if !self.run.generation.asks_people {
@@ -170,7 +184,7 @@ impl<'a> CallQuestions<'a> {
             holds.sort_by_key(|hold| hold.hold.number);
             match (holds.get(nth), spec.take()) {
                 (Some(hold), _) => {
-                    if let Some(answer) = answer_in(hold) {
+                    if let Some(answer) = answer_in(hold, field) {
                         return Ok(Some(answer));
                     }
                     if ends {
@@ -232,8 +246,15 @@ impl QuestionSink for CallQuestions<'_> {
     }
 }
 
-/// The answer of a decided hold. None while it is open.
-fn answer_in(hold: &HoldDetail) -> Option<ToolAnswer> {
+/// The only field of a form, and its schema.
+fn only_field(schema: &Value) -> Option<(&str, &Value)> {
+    let mut fields = schema.get("properties")?.as_object()?.iter();
+    let (name, field) = fields.next()?;
+    fields.next().is_none().then_some((name, field))
+}
+
+/// The answer of a decided hold. None while it is open. The answer to a question is the value of its field.
+fn answer_in(hold: &HoldDetail, field: Option<&str>) -> Option<ToolAnswer> {
     let closed = hold.closed.as_ref()?;
     let body: DecisionBody = parse(hold.decision_body.as_deref());
     let content = body.content.as_ref();
@@ -241,8 +262,12 @@ fn answer_in(hold: &HoldDetail) -> Option<ToolAnswer> {
     Some(match closed.decision.status {
         HoldStatus::Answered | HoldStatus::Approved | HoldStatus::Edited => {
             // For a link, only the consent is sent: entered data go through the page.
-            let is_form = hold.hold.kind == HoldKind::Form;
-            ToolAnswer::Accept(content.filter(|_| is_form))
+            let content: Option<Value> = content.filter(|_| hold.hold.kind != HoldKind::Link);
+            let wrapped = |value: Value| match field {
+                Some(field) => json!({ field: value }),
+                None => value,
+            };
+            ToolAnswer::Accept(content.map(wrapped))
         }
         HoldStatus::Rejected => ToolAnswer::Decline,
         HoldStatus::Open | HoldStatus::Expired | HoldStatus::Cancelled => ToolAnswer::Cancel,
