@@ -373,7 +373,8 @@ impl Engine {
         limit: PageLimit,
     ) -> Result<ItemPage, EngineError> {
         // Read the revision before the items, so that the items are of this revision or a later one.
-        let revision = self.readable(caller, session).await?.revision;
+        let state = self.readable_conversation(caller, session).await?;
+        let revision = state.revision;
         let store = &self.inner().store;
         let (items, next) = store.transcript(session, before, limit).await?;
         Ok(ItemPage {

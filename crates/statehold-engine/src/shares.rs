@@ -23,11 +23,14 @@ const RESERVE: usize = 16;
 enum Holder {
     Key(Digest),
     Principal(Principal),
+    /// The tokens of all phases: a tool server may have those of many users.
+    Phases,
 }
 
 impl Holder {
     fn of(caller: &Caller) -> Self {
         match caller.key {
+            _ if caller.phase.is_some() => Self::Phases,
             Some(key) => Self::Key(key),
             None => Self::Principal(caller.principal),
         }
@@ -148,7 +151,7 @@ impl Pool {
         match holder {
             // The developer of a development server has it alone.
             Holder::Principal(Principal::Local) => self.max,
-            Holder::Principal(_) | Holder::Key(_) => (self.max / EACH).max(1),
+            Holder::Principal(_) | Holder::Key(_) | Holder::Phases => (self.max / EACH).max(1),
         }
     }
 

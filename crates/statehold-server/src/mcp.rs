@@ -30,6 +30,7 @@ use http_body_util::Full;
 use rmcp::model::{ClientJsonRpcMessage, ClientRequest, InitializeRequestParams};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde::de::IgnoredAny;
+use tokio_util::sync::CancellationToken;
 
 use self::handler::Handler;
 use self::legacy::CallerSessions;
@@ -56,6 +57,9 @@ pub(crate) async fn serve(State(app): State<App>, request: Request) -> Response 
 async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
     let (mut parts, body) = request.into_parts();
     let context = CallContext::from_request_parts(&mut parts, app).await?;
+    if parts.headers.get_all("mcp-protocol-version").iter().count() > 1 {
+        return Err(Problem::invalid("`MCP-Protocol-Version` is there twice"));
+    }
     let is_stream = parts.method == Method::GET;
     let is_end = parts.method == Method::DELETE;
     let bytes = if parts.method == Method::POST {
@@ -66,12 +70,16 @@ async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
         Bytes::new()
     };
     let message = Message::of(&bytes);
+    let message_begins = message.initialize.is_some();
     let listened = Listened::open(&context, &message.subscriptions).await;
     let handler = Handler::new(listened);
     #[cfg(feature = "conformance")]
     let handler = handler.with_fixtures(&context);
     let subscriptions = handler.subscriptions();
     let sessions = CallerSessions::new(&context, message.initialize, subscriptions);
+    if message_begins {
+        sessions.reserve()?;
+    }
     if is_end && !sessions.is_own(&parts.headers) {
         return Err(Problem::not_found());
     }
@@ -90,6 +98,10 @@ async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
     let service =
         StreamableHttpService::new(move || Ok(handler.clone()), Arc::new(sessions), config);
     let api_key = context.api_key.clone();
+    // A client that goes away takes its reads along: their memory is given back with the connection.
+    let left = CancellationToken::new();
+    let present = left.clone().drop_guard();
+    parts.extensions.insert(ClientLeft(left));
     parts.extensions.insert(context);
     let response = service
         .handle(Request::from_parts(parts, Full::new(bytes)))
@@ -102,7 +114,11 @@ async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
     }
     let body = Body::new(body);
     if !is_stream {
-        return Ok(Response::from_parts(parts, body));
+        let chunks = body.into_data_stream().map(move |chunk| {
+            let _present = &present;
+            chunk
+        });
+        return Ok(Response::from_parts(parts, Body::from_stream(chunks)));
     }
     // The stream of a legacy session ends with the key that opened it.
     let ended = async move { api_key.revoked().await };
@@ -113,6 +129,10 @@ async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
     });
     Ok(Response::from_parts(parts, Body::from_stream(stream)))
 }
+
+/// Cancelled when the client of a call has gone away, or has its answer.
+#[derive(Debug, Clone)]
+struct ClientLeft(CancellationToken);
 
 /// Forbids to store an answer on the way: its own members say how long it is fresh.
 fn set_headers(headers: &mut HeaderMap) {

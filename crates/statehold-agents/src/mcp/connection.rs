@@ -43,6 +43,8 @@ const PAGES_MAX: usize = TOOLS_MAX;
 const CALLS_MAX: usize = 256;
 /// How long a call may take beyond its timeout while the server reports progress.
 const PROGRESS_MAX: Duration = Duration::from_hours(1);
+/// Most bytes of the state that a tool wants back with the answers of people.
+const STATE_BYTES_MAX: usize = 64 * 1024;
 /// How often a tool may ask people before it has its result.
 const ROUNDS_MAX: usize = 33;
 /// Timeout for sending a cancellation.
@@ -250,6 +252,14 @@ impl McpConnection {
                     return Err(McpFailure::Unclear(what.to_owned()));
                 }
             };
+            if required
+                .request_state
+                .as_ref()
+                .is_some_and(|state| state.len() > STATE_BYTES_MAX)
+            {
+                let what = "the state that the tool wants back has more than 64 KiB";
+                return Err(McpFailure::refused(what));
+            }
             let answers = match question::answer_all(required.input_requests, people).await {
                 Ok(answers) => answers,
                 Err(NoAnswers::Later) => return Err(McpFailure::WaitsForPerson),

@@ -26,7 +26,7 @@ const SCHEMA_TEXT_BYTES_MAX: usize = 2_048;
 /// How long a question of a call that has ended stays without an answer.
 const UNANSWERED_MAX: Duration = Duration::from_hours(1);
 /// Most questions of one result.
-const QUESTIONS_MAX: usize = 16;
+const QUESTIONS_MAX: usize = 32;
 
 /// A question of a tool.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,7 +148,7 @@ pub(super) async fn answer_all(
 ) -> Result<InputResponses, NoAnswers> {
     let requests = requests.unwrap_or_default();
     if requests.len() > QUESTIONS_MAX {
-        let why = "the tool asks more than 16 questions at once";
+        let why = "the tool asks more than 32 questions at once";
         return Err(NoAnswers::Unsupported(why));
     }
     let mut questions = Vec::new();

@@ -157,7 +157,7 @@ pub async fn metadata(
     session: SessionId,
     at: Option<u64>,
 ) -> Result<MetadataView, EngineError> {
-    let state = engine.readable(caller, session).await?;
+    let state = engine.readable_conversation(caller, session).await?;
     let revision = at.unwrap_or(state.revision).min(state.revision);
     let range = (state.as_ref(), revision, key_before_metadata());
     let limit = PageLimit {
@@ -235,7 +235,7 @@ pub(crate) async fn add_annotations(
         return Ok(true);
     };
     let (first, last) = (first.seq, last.seq);
-    let state = engine.readable(caller, session).await?;
+    let state = engine.readable_conversation(caller, session).await?;
     let limit = PageLimit {
         entries: messages.len(),
         bytes: bytes_max,

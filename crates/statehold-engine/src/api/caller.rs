@@ -21,6 +21,8 @@ pub struct KeyWatch {
     secret: Option<Digest>,
     /// The end of a read token that was made with the key.
     ends_at: Option<Timestamp>,
+    /// The session of a read token, and its phase. The token ends with both.
+    scope: Option<(SessionId, Option<PhaseScope>)>,
 }
 
 impl KeyWatch {
@@ -39,7 +41,15 @@ impl KeyWatch {
     /// Waits until the key is no longer valid.
     pub async fn revoked(&self) {
         let mut changes = self.engine.inner().keys_changed.subscribe();
-        while self.is_valid() {
+        let all = &self.engine.inner().watches;
+        let mut watched = self.scope.map(|(session, _)| all.watch(session));
+        while self.is_valid() && self.is_in_scope().await {
+            let committed = async {
+                match &mut watched {
+                    Some(watched) => watched.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
             let end = async {
                 match self.ends_at {
                     Some(end) => tokio::time::sleep(self.until(end)).await,
@@ -49,8 +59,21 @@ impl KeyWatch {
             tokio::select! {
                 // The sender lives as long as the engine.
                 _ = changes.changed() => {}
+                _ = committed => {}
                 () = end => {}
             }
+        }
+    }
+
+    /// Whether the session of a read token is there, and its phase has not ended.
+    async fn is_in_scope(&self) -> bool {
+        let Some((session, phase)) = self.scope else {
+            return true;
+        };
+        match self.engine.durable_state(session).await {
+            Ok(state) => !state.deleted && is_running(&state, phase),
+            // A store that fails for a moment ends no token.
+            Err(error) => !matches!(error, EngineError::NotFound),
         }
     }
 
@@ -78,6 +101,7 @@ pub async fn authenticate(
         engine: engine.clone(),
         secret: Some(digest),
         ends_at: None,
+        scope: None,
     };
     Ok(engine.caller_of(digest).map(|caller| (caller, key)))
 }
@@ -93,6 +117,7 @@ pub fn local(engine: &Engine, tenant: &Name) -> (Caller, KeyWatch) {
         engine: engine.clone(),
         secret: None,
         ends_at: None,
+        scope: None,
     };
     (Caller::local(tenant.clone()), key)
 }
@@ -151,6 +176,7 @@ pub async fn with_read_token(
         engine: engine.clone(),
         secret: token.key,
         ends_at: Some(token.ends_at),
+        scope: Some((token.session, token.phase)),
     };
     if !watch.is_valid() {
         return Ok(None);

@@ -79,7 +79,7 @@ pub async fn messages(
     let Some(turn) = place.turn else {
         return Ok(found);
     };
-    let state = engine.readable(caller, session).await?;
+    let state = engine.readable_conversation(caller, session).await?;
     if caller.phase.and_then(|phase| phase.turn) != Some(turn) {
         return Err(EngineError::NotFound);
     }

@@ -61,7 +61,8 @@ pub async fn messages(
     at: u64,
     (before, limit): (Option<u64>, PageLimit),
 ) -> Result<(MessagePage, Option<u64>), EngineError> {
-    let current = engine.readable(caller, session).await?.revision;
+    let state = engine.readable_conversation(caller, session).await?;
+    let current = state.revision;
     require_revision("at", at, (1, current))?;
     let query = PastItemQuery {
         revision: at,

@@ -292,7 +292,8 @@ pub async fn revision(
     caller: &Caller,
     session: SessionId,
 ) -> Result<u64, EngineError> {
-    Ok(engine.readable(caller, session).await?.revision)
+    let state = engine.readable_conversation(caller, session).await?;
+    Ok(state.revision)
 }
 
 /// Changes the name, the labels or the time to live of a session.

@@ -30,7 +30,7 @@ pub async fn session(
     session: SessionId,
 ) -> Result<SessionWatch, EngineError> {
     let watched = engine.inner().watches.watch(session);
-    engine.readable(caller, session).await?;
+    engine.readable_conversation(caller, session).await?;
     Ok(SessionWatch {
         engine: engine.clone(),
         caller: caller.clone(),
@@ -48,7 +48,9 @@ impl SessionWatch {
     /// If the caller may no longer read the session.
     pub async fn changed(&mut self) -> Result<PartRevisions, EngineError> {
         let changed = self.watched.changed().await;
-        self.engine.readable(&self.caller, self.session).await?;
+        self.engine
+            .readable_conversation(&self.caller, self.session)
+            .await?;
         Ok(changed)
     }
 

@@ -45,8 +45,20 @@ impl Engine {
     }
 
     /// The newest durable state of a session that the caller may read. A hot session needs no read from
-    /// disk.
+    /// disk. The token of a phase reads the conversation only.
     pub(crate) async fn readable(
+        &self,
+        caller: &Caller,
+        session: SessionId,
+    ) -> Result<Arc<SessionState>, EngineError> {
+        if caller.phase.is_some() {
+            return Err(EngineError::NotFound);
+        }
+        self.readable_conversation(caller, session).await
+    }
+
+    /// The same, for reading the messages and what belongs to them.
+    pub(crate) async fn readable_conversation(
         &self,
         caller: &Caller,
         session: SessionId,

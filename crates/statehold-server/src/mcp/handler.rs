@@ -7,8 +7,9 @@ use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CompleteRequestMethod,
     CompleteRequestParams, CompleteResult, Extensions, Implementation, ListPromptsRequestMethod,
     ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult,
-    PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
-    ServerConfig, SubscribeRequestParams, SubscriptionFilter, Tool, UnsubscribeRequestParams,
+    PaginatedRequestParams, ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse,
+    ServerCapabilities, ServerConfig, SubscribeRequestParams, SubscriptionFilter, Tool,
+    UnsubscribeRequestParams,
 };
 #[cfg(feature = "conformance")]
 use rmcp::model::{GetPromptRequestMethod, GetPromptRequestParams, GetPromptResponse};
@@ -19,7 +20,7 @@ use super::errors::{call_error, resource_error};
 #[cfg(feature = "conformance")]
 use super::fixtures::{self, Fixtures};
 use super::subscription::{LegacySubscriptions, Listened, Subscriber};
-use super::{resource, tool};
+use super::{ClientLeft, resource, tool};
 use crate::http::call::CallContext;
 use crate::http::problem::Code;
 
@@ -56,6 +57,22 @@ impl Handler {
     pub(super) fn with_fixtures(self, call: &CallContext) -> Self {
         let fixtures = Fixtures::of(call);
         Self { fixtures, ..self }
+    }
+}
+
+/// Does work that ends when the client goes away. What a command has begun to commit is committed.
+async fn while_present<T>(
+    extensions: &Extensions,
+    work: impl Future<Output = Result<T, ErrorData>>,
+) -> Result<T, ErrorData> {
+    let parts: Option<&Parts> = extensions.get();
+    let left = parts.and_then(|parts| parts.extensions.get::<ClientLeft>());
+    let Some(ClientLeft(left)) = left else {
+        return work.await;
+    };
+    tokio::select! {
+        done = work => done,
+        () = left.cancelled() => Err(ErrorData::internal_error("the client has gone away", None)),
     }
 }
 
@@ -98,7 +115,7 @@ impl ServerHandler for Handler {
             fixtures::prepend(&mut page.resources);
             return Ok(page);
         }
-        resource::list(call, cursor).await
+        while_present(&context.extensions, resource::list(call, cursor)).await
     }
 
     async fn list_resource_templates(
@@ -127,8 +144,8 @@ impl ServerHandler for Handler {
         {
             return Ok(read.into());
         }
-        let read = resource::read(call, &request.uri).await?;
-        Ok(read.into())
+        let read = while_present(&context.extensions, resource::read(call, &request.uri));
+        Ok(read.await?.into())
     }
 
     fn accepted_subscription_filter(
@@ -234,7 +251,17 @@ impl ServerHandler for Handler {
             return done;
         }
         let name = request.name.clone();
-        let done = Box::pin(tool::call(call, &context, request)).await;
+        let work = Box::pin(tool::call(call, &context, request));
+        let is_modern = context
+            .protocol_version()
+            .is_some_and(|version| version >= ProtocolVersion::V_2026_07_28);
+        // An older client that lost its connection may come back for the answer.
+        let done = if is_modern {
+            let work = async { Ok(work.await) };
+            while_present(&context.extensions, work).await?
+        } else {
+            work.await
+        };
         done.ok_or_else(|| ErrorData::invalid_params(format!("there is no tool `{name}`"), None))
     }
 

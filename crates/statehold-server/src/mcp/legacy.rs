@@ -27,6 +27,7 @@ use statehold_engine::{Caller, Lock, Share, Shares};
 
 use super::subscription::{KnownResource, LegacySubscriptions, Subscriber};
 use crate::http::call::{App, CallContext};
+use crate::http::problem::{Code, Problem};
 use crate::http::seal::CONTENT_BYTES_MAX;
 
 /// How many sessions all clients may have open at once. One principal may have a fourth of them.
@@ -92,6 +93,8 @@ pub(super) struct CallerSessions {
     initialize: Option<InitializeRequestParams>,
     /// The subscriptions of the session that this call begins or takes up.
     subscriptions: LegacySubscriptions,
+    /// The place of the session that this call begins.
+    reserved: Arc<Lock<Option<Share>>>,
 }
 
 impl CallerSessions {
@@ -106,6 +109,7 @@ impl CallerSessions {
             api_key: context.api_key.clone(),
             initialize,
             subscriptions,
+            reserved: Arc::default(),
         }
     }
 
@@ -175,15 +179,29 @@ impl CallerSessions {
         }
     }
 
+    /// Reserves a place for the session that this call begins.
+    pub(super) fn reserve(&self) -> Result<(), Problem> {
+        let share = self.all().shares.take(&self.caller, 1);
+        let share = share.map_err(|_| {
+            let detail =
+                "too many MCP sessions are open for this key; end some, or wait five minutes";
+            Problem::new(Code::TooMany, detail)
+        })?;
+        *self.reserved.lock() = Some(share);
+        Ok(())
+    }
+
     /// Takes a place for a session. The session is refused if the caller has too many.
     fn take_place(&self, id: &SessionId) -> Result<(), LocalSessionManagerError> {
         self.all().close_with(&self.app);
         let refused = || LocalSessionManagerError::SessionNotFound(id.clone());
-        let share = self
-            .all()
-            .shares
-            .take(&self.caller, 1)
-            .map_err(|_| refused())?;
+        let reserved = self.reserved.lock().take();
+        let share = if let Some(share) = reserved {
+            share
+        } else {
+            let share = self.all().shares.take(&self.caller, 1);
+            share.map_err(|_| refused())?
+        };
         let place = (share, self.subscriptions.clone());
         let before = self.all().places.lock().insert(id.clone(), place);
         drop(before);

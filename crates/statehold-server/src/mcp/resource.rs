@@ -52,6 +52,9 @@ async fn list_page(
         let current = Resource::new(CURRENT_HISTORY, "current-history")
             .with_description("The messages of this conversation, as a bare array")
             .with_mime_type(JSON);
+        if caller.phase.is_some() {
+            return Ok(ListResourcesResult::with_all_items(vec![current]));
+        }
         let view = api::session::read(engine, caller, session).await?;
         return Ok(ListResourcesResult::with_all_items(vec![
             current,

@@ -45,9 +45,10 @@ impl ModelOut {
 #[utoipa::path(
     get, path = "/openai/v1/models", tag = "chat", responses((status = 200, body = ModelsOut))
 )]
-pub(crate) async fn list(State(app): State<App>, _: CallContext) -> Response {
+pub(crate) async fn list(State(app): State<App>, context: CallContext) -> Response {
     let book = app.options.agents.get();
-    let names = book.agents.keys();
+    let is_token = context.caller.only_session.is_some();
+    let names = book.agents.keys().filter(|_| !is_token);
     let data = names.map(|name| ModelOut::of(&app, name.as_str()));
     let out = ModelsOut {
         object: "list",
@@ -67,8 +68,10 @@ pub(crate) async fn read(
 ) -> Result<Response, Problem> {
     let model: String = context.id("model")?;
     let book = &app.options.agents.get();
-    let found = book.agents.keys().find(|name| name.as_str() == model);
-    let known = || book.agents.keys().map(Name::as_str).collect();
+    let is_token = context.caller.only_session.is_some();
+    let names = || book.agents.keys().filter(|_| !is_token);
+    let found = names().find(|name| name.as_str() == model);
+    let known = || names().map(Name::as_str).collect();
     let unknown = || unknown_agent(&model, known()).with("path", "model");
     let found = found.ok_or_else(unknown)?;
     let out = ModelOut::of(&app, found.as_str());

@@ -465,6 +465,28 @@ async fn a_legacy_subscription_goes_on_after_a_restart() {
 }
 
 #[tokio::test]
+async fn a_stream_of_a_read_token_ends_with_its_session() {
+    let rig = Rig::in_memory().await;
+    let client = rig.key(&["client"]).await;
+    let own = session_of(&client, "ann").await;
+    let token = token_of(&client, &own).await;
+    let uri = format!("conversation://{own}/history");
+    let listen = json!({"notifications": {"resourceSubscriptions": [uri]}});
+    let listening = tokio::spawn(async move { ask(&token, "subscriptions/listen", listen).await });
+    // By the end of these calls the stream is open.
+    for _ in 0..20 {
+        say(&client, &own, "hello").await;
+    }
+    let deleted = client.delete(&format!("/v1/sessions/{own}")).await;
+    assert_eq!(deleted.status, 204);
+    let stream = listening.await.expect("no panic");
+    assert_eq!(stream.status, 200);
+    let text = String::from_utf8_lossy(&stream.body).into_owned();
+    assert!(text.contains("subscriptions/acknowledged"), "{text}");
+    rig.stop().await;
+}
+
+#[tokio::test]
 async fn annotations_and_metadata_belong_to_a_revision_and_survive_a_rewind() {
     let rig = Rig::in_memory().await;
     let (client, operator) = (rig.client("ann").await, rig.key(&["operator"]).await);
