@@ -88,8 +88,11 @@ async fn a_question_of_a_tool_is_a_hold_and_its_answer_goes_back() -> Outcome {
             assert_eq!(hold.hold.kind, HoldKind::Question);
             let body: Value =
                 serde_json::from_slice(hold.body.as_deref().expect("a body")).expect("JSON");
-            let shown = format!("The tool `book` of the server `files` asks:\n\nWhich {field}?");
-            assert_eq!(body["message"], shown);
+            assert_eq!(body["title"], format!("Which {field}?"));
+            assert_eq!(
+                body["message"],
+                "The tool `book` of the server `files` asks."
+            );
             decide(
                 &rig,
                 &hold,

@@ -50,8 +50,8 @@ pub(super) struct CallQuestions<'a> {
 }
 
 /// A question as it is stored in a hold.
-fn question_key(message: &str, form: &Value) -> String {
-    json!([message, form]).to_string()
+fn question_key(title: &str, message: &str, form: &Value) -> String {
+    json!([title, message, form]).to_string()
 }
 
 fn key_of(hold: &HoldDetail) -> String {
@@ -62,7 +62,7 @@ fn key_of(hold: &HoldDetail) -> String {
         Some(url) => json!(url),
         None => schema.unwrap_or_default(),
     };
-    question_key(&body.message.unwrap_or_default(), &form)
+    question_key(&body.title, &body.message.unwrap_or_default(), &form)
 }
 
 /// Whether a hold is a question of this call.
@@ -96,10 +96,21 @@ impl<'a> CallQuestions<'a> {
     }
 
     fn spec(&self, question: &ToolQuestion) -> HoldSpec {
-        let message = format!(
-            "The tool `{}` of the server `{}` asks:\n\n{}",
-            self.tool, self.server, question.message
+        // The words of the tool come first, and who says them after that.
+        let words = clean_text(question.message.trim(), MESSAGE_BYTES_MAX);
+        let by = format!(
+            "The tool `{}` of the server `{}` asks.",
+            self.tool, self.server
         );
+        let title = match words.lines().next() {
+            None => format!("{} asks for an answer", self.tool),
+            Some(first) => clean_text(first, TITLE_BYTES_MAX),
+        };
+        let message = if words.is_empty() || words == title {
+            by
+        } else {
+            format!("{words}\n\n{by}")
+        };
         let (kind, schema, url) = match &question.form {
             // One field is a question: a plain chat message may answer it.
             QuestionForm::Fields(schema) => match only_field(schema) {
@@ -108,15 +119,14 @@ impl<'a> CallQuestions<'a> {
             },
             QuestionForm::Link(url) => (HoldKind::Link, None, Some(url.clone())),
         };
-        let title = format!("{} asks for an answer", self.tool);
         let (policies, agent) = (self.run.engine.policies(), &self.run.spec.name);
         let policy = ToolRules::of(&policies, agent, self.server, self.original)
             .effective
             .policy;
         HoldSpec {
             kind,
-            title: clean_text(&title.replace('\n', " "), TITLE_BYTES_MAX),
-            message: Some(clean_text(&message, MESSAGE_BYTES_MAX)),
+            title,
+            message: Some(message),
             action: None,
             response_schema: schema,
             url,
@@ -163,7 +173,8 @@ impl<'a> CallQuestions<'a> {
             },
             QuestionForm::Link(url) => (json!(url), None),
         };
-        let key = question_key(spec.message.as_deref().unwrap_or_default(), &form);
+        let message = spec.message.as_deref().unwrap_or_default();
+        let key = question_key(&spec.title, message, &form);
         if !self.run.generation.asks_people {
             return Ok(Some(ToolAnswer::Cancel));
         }
