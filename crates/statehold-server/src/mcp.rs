@@ -27,7 +27,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::Full;
-use rmcp::model::{ClientJsonRpcMessage, ClientRequest, InitializeRequestParams};
+use rmcp::model::{ClientJsonRpcMessage, ClientRequest, InitializeRequestParams, RequestId};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde::de::IgnoredAny;
 use tokio_util::sync::CancellationToken;
@@ -83,6 +83,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
     if is_end && !sessions.is_own(&parts.headers) {
         return Err(Problem::not_found());
     }
+    let in_flight = sessions.enter(&parts.headers, message.id)?;
     let share = if is_stream {
         Some(app.shares.take_stream(&context.caller)?)
     } else {
@@ -115,7 +116,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
     let body = Body::new(body);
     if !is_stream {
         let chunks = body.into_data_stream().map(move |chunk| {
-            let _present = &present;
+            let _until_sent = (&present, &in_flight);
             chunk
         });
         return Ok(Response::from_parts(parts, Body::from_stream(chunks)));
@@ -147,6 +148,8 @@ struct Message {
     subscriptions: Vec<String>,
     /// The beginning of a legacy session.
     initialize: Option<InitializeRequestParams>,
+    /// The id of a request.
+    id: Option<RequestId>,
 }
 
 impl Message {
@@ -156,6 +159,7 @@ impl Message {
         let Ok(ClientJsonRpcMessage::Request(request)) = serde_json::from_slice(bytes) else {
             return message;
         };
+        message.id = Some(request.id);
         match request.request {
             ClientRequest::InitializeRequest(initialize) => {
                 message.initialize = Some(initialize.params);

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use futures_util::{Stream, StreamExt};
 use http::HeaderMap;
 use rmcp::model::{
-    ClientJsonRpcMessage, Implementation, InitializeRequestParams, ServerJsonRpcMessage,
+    ClientJsonRpcMessage, Implementation, InitializeRequestParams, RequestId, ServerJsonRpcMessage,
 };
 use rmcp::transport::WorkerTransport;
 use rmcp::transport::streamable_http_server::StreamableHttpServerConfig;
@@ -47,6 +47,8 @@ pub(crate) struct LegacySessions {
     /// The open sessions: the place that each takes, and its subscriptions.
     places: Lock<HashMap<SessionId, (Share, LegacySubscriptions)>>,
     ended: Lock<EndedIds>,
+    /// Requests in progress: an answer finds its request by the id.
+    in_flight: Lock<HashSet<(SessionId, RequestId)>>,
     /// Begins to wait for the end of the server, with the first session.
     closer: Once,
 }
@@ -60,6 +62,7 @@ impl Default for LegacySessions {
             shares: Shares::new(SESSIONS_MAX),
             places: Lock::default(),
             ended: Lock::default(),
+            in_flight: Lock::default(),
             closer: Once::new(),
         }
     }
@@ -177,6 +180,26 @@ impl CallerSessions {
             Some(_) => Ok(()),
             None => Err(LocalSessionManagerError::SessionNotFound(id.clone())),
         }
+    }
+
+    /// Enters a request of a session, until its answer is sent. Two with one id cannot be told apart.
+    pub(super) fn enter(
+        &self,
+        headers: &HeaderMap,
+        id: Option<RequestId>,
+    ) -> Result<Option<InFlight>, Problem> {
+        let session = headers.get("mcp-session-id");
+        let session = session.and_then(|session| session.to_str().ok());
+        let (Some(session), Some(id)) = (session, id) else {
+            return Ok(None);
+        };
+        let key = (SessionId::from(session), id);
+        if !self.all().in_flight.lock().insert(key.clone()) {
+            let detail = "a request with this id is in progress in this session; use another id";
+            return Err(Problem::invalid(detail));
+        }
+        let app = self.app.clone();
+        Ok(Some(InFlight { app, key }))
     }
 
     /// Reserves a place for the session that this call begins.
@@ -392,6 +415,19 @@ impl SessionStore for CallerSessions {
     async fn delete(&self, id: &str) -> Result<(), SessionStoreError> {
         self.all().ended.lock().add(id);
         Ok(())
+    }
+}
+
+/// A request in progress.
+pub(super) struct InFlight {
+    app: App,
+    key: (SessionId, RequestId),
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let mut in_flight = self.app.mcp_sessions.in_flight.lock();
+        in_flight.remove(&self.key);
     }
 }
 

@@ -465,6 +465,46 @@ async fn a_legacy_subscription_goes_on_after_a_restart() {
 }
 
 #[tokio::test]
+async fn attack_09_two_requests_with_one_id_are_told_apart_by_refusing_one() {
+    let rig = Rig::in_memory().await;
+    let ann = rig.client("ann").await;
+    let session = session_of(&ann, "ann").await;
+    let accept = ("accept", "application/json, text/event-stream");
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-11-25", "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"}}});
+    let opened = ann
+        .send("POST", "/mcp", &[accept], initialize.to_string())
+        .await;
+    let id = opened
+        .header("mcp-session-id")
+        .expect("a session")
+        .to_owned();
+    let legacy = ("mcp-session-id", id.as_str());
+    let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    ann.send("POST", "/mcp", &[accept, legacy], initialized.to_string())
+        .await;
+    // The first waits for an answer that no worker gives; the others come while it does.
+    let ask = |input: &str| {
+        json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "start_task",
+            "arguments": {"session_id": session, "agent": "slow", "input": input, "wait_seconds": 2}}})
+        .to_string()
+    };
+    let headers = [accept, legacy];
+    let (first, second) = tokio::join!(
+        ann.send("POST", "/mcp", &headers, ask("one")),
+        ann.send("POST", "/mcp", &headers, ask("two")),
+    );
+    let mut statuses = [first.status, second.status];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 422]);
+    // Afterwards the id is free again.
+    let list = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/list"}).to_string();
+    assert_eq!(ann.send("POST", "/mcp", &headers, list).await.status, 200);
+    rig.stop().await;
+}
+
+#[tokio::test]
 async fn a_stream_of_a_read_token_ends_with_its_session() {
     let rig = Rig::in_memory().await;
     let client = rig.key(&["client"]).await;
