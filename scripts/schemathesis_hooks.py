@@ -159,8 +159,12 @@ def lead_body(case, wrong):
     if case.method.upper() == "PATCH" and not body.get("set") and choice.random() < 0.7:
         if "state" in case.operation.path:
             body["set"] = {"k": len(body)}
-        else:
+        elif case.operation.path.endswith("{session_id}"):
             body["labels"] = {"k": "v"}
+    if case.operation.path.endswith("/messages") and choice.random() < 0.7:
+        # Roles and files that were made up fit no message.
+        body["role"] = choice.choice(["user", "assistant"])
+        body.pop("attachments", None)
     if case.operation.path.endswith("/items") and not body.get("items"):
         body["task_state"] = calls
 
