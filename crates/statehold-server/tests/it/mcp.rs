@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::rig::{Answer, Feed, Rig, Who, text};
 
 const VERSION: &str = "2026-07-28";
+const ACCEPT: (&str, &str) = ("accept", "application/json, text/event-stream");
 
 /// One request of the newer era, of a client that can show forms.
 async fn ask(who: &Who, method: &str, params: Value) -> Answer {
@@ -183,17 +184,7 @@ async fn a_worker_bound_to_agents_appends_answers_and_no_words_of_the_user() {
 async fn a_legacy_session_is_worth_nothing_to_another_caller() {
     let rig = Rig::in_memory().await;
     let (ann, bob) = (rig.client("ann").await, rig.client("bob").await);
-    let accept = ("accept", "application/json, text/event-stream");
-    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
-        "protocolVersion": "2025-11-25", "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"}}});
-    let opened = ann
-        .send("POST", "/mcp", &[accept], initialize.to_string())
-        .await;
-    let id = opened
-        .header("mcp-session-id")
-        .expect("a session")
-        .to_owned();
+    let (accept, id) = (ACCEPT, legacy_session(&ann).await);
     let session = ("mcp-session-id", id.as_str());
     let list = json!({"jsonrpc": "2.0", "id": 2, "method": "tools/list"}).to_string();
     for method in ["POST", "GET", "DELETE"] {
@@ -380,6 +371,24 @@ async fn attack_32_a_forged_request_state_decides_nothing() {
     rig.stop().await;
 }
 
+/// Begins a session of the older era, and gives its id.
+async fn legacy_session(who: &Who) -> String {
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-11-25", "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"}}});
+    let opened = who
+        .send("POST", "/mcp", &[ACCEPT], initialize.to_string())
+        .await;
+    let id = opened.header("mcp-session-id").expect("a session");
+    let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+    let headers = [ACCEPT, ("mcp-session-id", id)];
+    let done = who
+        .send("POST", "/mcp", &headers, initialized.to_string())
+        .await;
+    assert_eq!(done.status, 202);
+    id.to_owned()
+}
+
 /// The id of the last event of a stream that has a sealed part, as a client keeps it.
 async fn last_event(feed: &mut Feed) -> String {
     let ids = |raw: &[u8]| {
@@ -420,21 +429,8 @@ async fn a_legacy_subscription_goes_on_after_a_restart() {
     };
     let ann = who(&rig);
     let session = session_of(&ann, "ann").await;
-    let accept = ("accept", "application/json, text/event-stream");
-    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
-        "protocolVersion": "2025-11-25", "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"}}});
-    let opened = ann
-        .send("POST", "/mcp", &[accept], initialize.to_string())
-        .await;
-    let id = opened
-        .header("mcp-session-id")
-        .expect("a session")
-        .to_owned();
+    let (accept, id) = (ACCEPT, legacy_session(&ann).await);
     let legacy = ("mcp-session-id", id.as_str());
-    let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-    ann.send("POST", "/mcp", &[accept, legacy], initialized.to_string())
-        .await;
     let only_events = ("accept", "text/event-stream");
     let mut stream = ann.follow_with("/mcp", &[only_events, legacy]).await;
     let uri = format!("conversation://{session}/history");
@@ -469,21 +465,8 @@ async fn attack_09_two_requests_with_one_id_are_told_apart_by_refusing_one() {
     let rig = Rig::in_memory().await;
     let ann = rig.client("ann").await;
     let session = session_of(&ann, "ann").await;
-    let accept = ("accept", "application/json, text/event-stream");
-    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
-        "protocolVersion": "2025-11-25", "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"}}});
-    let opened = ann
-        .send("POST", "/mcp", &[accept], initialize.to_string())
-        .await;
-    let id = opened
-        .header("mcp-session-id")
-        .expect("a session")
-        .to_owned();
+    let (accept, id) = (ACCEPT, legacy_session(&ann).await);
     let legacy = ("mcp-session-id", id.as_str());
-    let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-    ann.send("POST", "/mcp", &[accept, legacy], initialized.to_string())
-        .await;
     // The first waits for an answer that no worker gives; the others come while it does.
     let ask = |input: &str| {
         json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "start_task",
