@@ -165,6 +165,8 @@ MISSING = {kind: prefix + "0192f0c1a2b37c4d8e9f0a1b2c3d4e5f" for kind, prefix in
 MISSING |= {"user": "nobody-at-all", "name": "no-such-name", "conversation": "no-such-conversation"}
 # Bodies that a generator cannot guess. The rest comes from the schema.
 BODIES = {
+    "sessions_annotate": lambda ids: {"annotations": {"colour": "red"}},
+    "sessions_set_metadata": lambda ids: {"metadata": {"colour": "red"}},
     "requests_start": lambda ids: {"input": "hello"},
     "requests_append": lambda ids: {"fence": ids["fence"], "items": [{"kind": "note", "data": 1}]},
     "requests_complete": lambda ids: {"fence": ids["fence"], "output": "done"},
