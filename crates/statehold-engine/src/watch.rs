@@ -133,7 +133,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// What the watchers have been told so far.
+    /// The changes that the watchers know of.
     pub(crate) fn known(&self) -> PartRevisions {
         let known = self.changes.as_ref().map(|changes| *changes.borrow());
         known.unwrap_or_default()

@@ -141,7 +141,7 @@ fn set_headers(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, no_store);
 }
 
-/// What the server must know of a message before rmcp reads it.
+/// The parts of a message that the server needs before rmcp reads it.
 #[derive(Default)]
 struct Message {
     /// The URIs that a client of the newer era wants to hear about.

@@ -125,7 +125,7 @@ async fn read_address(engine: &Engine, uri: &str, token: &Value) -> Result<Messa
     Ok(told.collect())
 }
 
-/// What each phase was called with, and what it read then.
+/// The calls of the phases, each with the messages that it read.
 type Readings = Arc<Mutex<Vec<(ToolCall, Messages)>>>;
 
 /// A tool server whose tools read the conversation before they answer with their name and the number of their call.

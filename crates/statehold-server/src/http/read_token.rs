@@ -7,7 +7,7 @@ use super::seal::Sealer;
 
 /// How read tokens begin.
 const PREFIX: &str = "sht_";
-/// What they are sealed for.
+/// Purpose of the seal.
 const PURPOSE: &str = "read token";
 
 /// The text of a token.

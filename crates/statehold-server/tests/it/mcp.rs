@@ -453,7 +453,7 @@ async fn a_legacy_subscription_goes_on_after_a_restart() {
     say(&ann, &session, "now").await;
     let told = message(&mut stream).await;
     assert_eq!(told["method"], "notifications/resources/updated");
-    // What another caller brings along is nothing.
+    // Another caller cannot use these ids.
     let bob = rig.client("bob").await;
     let foreign = bob.send("GET", "/mcp", &resumed, "").await;
     assert_eq!(foreign.status, 404);
@@ -583,7 +583,7 @@ async fn annotations_and_metadata_belong_to_a_revision_and_survive_a_rewind() {
         read["messages"][1]["annotations"],
         json!({"by": "me", "new": 1})
     );
-    // What is hidden, missing or foreign cannot be annotated, and nothing grows without end.
+    // Missing and foreign messages cannot be annotated, and annotations are bounded.
     let some = json!({"annotations": {"a": 1}});
     client
         .patch(&annotations(999), &some)

@@ -90,7 +90,7 @@ fn finder() -> Value {
     json!({"name": "find", "inputSchema": {"type": "object", "properties": {"input": {"type": "string"}}}})
 }
 
-/// What it answers: a tool gets the message as an argument.
+/// The answer of that tool, which gets the message as an argument.
 fn found(seen: &SeenRequest) -> &'static str {
     let asked = ToolCall::of(seen).map(|call| call.args["input"].clone());
     let story = STORIES
