@@ -1,15 +1,17 @@
 //! Ports of the engine besides the store.
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use statehold_core::digest::PayloadKey;
 use statehold_core::ids::{HoldId, RequestId};
 use statehold_core::time::Timestamp;
 use statehold_store::hold_keys::HoldKey;
+use statehold_store::key_ring::KeyRing;
 use statehold_store::keys::{KeyOwner, KnownKeys, UserKey};
+use statehold_store::seal::{SealKey, SealKeyId, SealKeys};
 use statehold_store::{BoxError, StoreError};
 
 pub use statehold_store::hold_keys::HoldKeys;
@@ -83,10 +85,26 @@ impl Clock for OffsetClock {
     }
 }
 
-/// Keys in memory, for stores in memory.
-#[derive(Debug, Default)]
+/// Keys in memory, for stores in memory. Nothing is sealed there.
+#[derive(Debug)]
 pub struct MemoryKeys {
     keys: Lock<BTreeMap<KeyOwner, PayloadKey>>,
+    ring: Arc<KeyRing>,
+}
+
+impl Default for MemoryKeys {
+    fn default() -> Self {
+        Self {
+            keys: Lock::default(),
+            ring: Arc::new(KeyRing::in_memory().expect("the system has a random source")),
+        }
+    }
+}
+
+impl SealKeys for MemoryKeys {
+    fn seal_key(&self, _id: SealKeyId) -> Option<Arc<SealKey>> {
+        None
+    }
 }
 
 impl KnownKeys for MemoryKeys {
@@ -101,6 +119,18 @@ impl KnownKeys for MemoryKeys {
 }
 
 impl PayloadKeys for MemoryKeys {
+    fn sealing_key(&self, _owner: &KeyOwner) -> Option<Arc<SealKey>> {
+        None
+    }
+
+    fn ring(&self) -> Arc<KeyRing> {
+        Arc::clone(&self.ring)
+    }
+
+    fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
+        Ok(self.keys.lock().remove(owner).is_some())
+    }
+
     fn keep(&self, owner: &KeyOwner, fresh: &UserKey) -> Result<PayloadKey, StoreError> {
         let mut keys = self.keys.lock();
         let kept = keys.entry(owner.clone());

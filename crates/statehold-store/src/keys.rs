@@ -1,25 +1,35 @@
-//! The key file: the secrets under which payloads are digested, one per user or tenant, the key
-//! under which the server seals values that it hands out, and the key with which it signs roots.
+//! The key file: the secrets under which payloads are digested and sealed, one per user or tenant, the
+//! server's own secret, and the key with which it signs roots.
 //!
-//! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key
-//! makes every digest of their payloads meaningless, everywhere, while the chains still verify. One
-//! line per key: the owner, a space, 64 hexadecimal digits, a space, and the time of creation in
-//! microseconds since 1970. Payloads older than that time were digested under a deleted key.
+//! It lies beside the data with mode 0600 and is not part of backups, so deleting a user's key makes every
+//! digest of their payloads meaningless and every payload unreadable, everywhere, while the chains still
+//! verify. One line per key: the owner, a space, the id of the secret of the key ring that wraps the key, a
+//! colon, the wrapped key in hexadecimal digits, a space, and the time of creation in microseconds since
+//! 1970. Payloads older than that time were digested under a deleted key. A line that the key ring cannot open
+//! stays in the file: who puts the ring back has the key back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use chacha20poly1305::aead::{Aead, Payload};
+use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use data_encoding::HEXLOWER;
 use statehold_core::digest::PayloadKey;
 use statehold_core::ids::UserId;
 use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
 
+use crate::key_ring::{KeyRing, RingKey, RingKeyId, append_line};
 use crate::port::StoreError;
+use crate::seal::{SealKey, SealKeyId, SealKeys};
+
+/// Separates the keys that wrap from other keys of the ring.
+const WRAP_SALT: &str = "statehold wrapped key v1";
+const NONCE_BYTES: usize = 24;
 
 /// Whose key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,8 +55,8 @@ impl std::fmt::Display for KeyOwner {
     }
 }
 
-/// Read access to existing keys, for verification.
-pub trait KnownKeys: Send + Sync {
+/// Read access to existing keys.
+pub trait KnownKeys: SealKeys {
     /// The key of an owner, if there is one.
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey>;
 
@@ -54,8 +64,23 @@ pub trait KnownKeys: Send + Sync {
     fn since(&self, owner: &KeyOwner) -> Option<Timestamp>;
 }
 
-/// The keys for payload digests and root signatures.
+/// The keys for payloads and root signatures.
 pub trait PayloadKeys: KnownKeys + 'static {
+    /// The key under which the payloads of an owner are sealed. None if the owner has no key, or payloads are
+    /// not sealed here.
+    fn sealing_key(&self, owner: &KeyOwner) -> Option<Arc<SealKey>>;
+
+    /// The secrets that seal what callers carry.
+    fn ring(&self) -> Arc<KeyRing>;
+
+    /// Deletes the key of an owner for good: after `Ok` no file here contains it, even after a crash. Returns
+    /// whether there was one. May block on disk.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written.
+    fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError>;
+
     /// Stores a key for an owner who has none, and returns the key that the owner has then. After `Ok` it
     /// survives a crash, so a digest never outlives its key by accident. May block on disk.
     ///
@@ -82,6 +107,7 @@ pub trait PayloadKeys: KnownKeys + 'static {
 pub struct UserKey {
     key: PayloadKey,
     since: Timestamp,
+    seal: Arc<SealKey>,
 }
 
 impl UserKey {
@@ -93,10 +119,17 @@ impl UserKey {
     pub fn fresh() -> Result<Self, StoreError> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
-        Ok(Self {
-            key: PayloadKey::from_bytes(bytes),
-            since: now(),
-        })
+        Ok(Self::of(PayloadKey::from_bytes(bytes), now()))
+    }
+
+    fn of(key: PayloadKey, since: Timestamp) -> Self {
+        let seal = Arc::new(SealKey::of(&key));
+        Self { key, since, seal }
+    }
+
+    /// The key that seals payloads.
+    pub fn seal(&self) -> &Arc<SealKey> {
+        &self.seal
     }
 
     /// The key itself.
@@ -109,19 +142,37 @@ impl UserKey {
 #[derive(Debug)]
 pub struct KeyFile {
     path: PathBuf,
-    keys: Mutex<BTreeMap<String, UserKey>>,
+    ring: Arc<KeyRing>,
+    seals: bool,
+    keys: Mutex<Keys>,
+}
+
+#[derive(Debug, Default)]
+struct Keys {
+    by_owner: BTreeMap<String, UserKey>,
+    by_seal: HashMap<SealKeyId, Arc<SealKey>>,
+    /// Lines that the key ring cannot open, by owner.
+    unreadable: Vec<(String, String)>,
+}
+
+impl Keys {
+    fn insert(&mut self, owner: String, key: UserKey) {
+        self.by_seal.insert(key.seal.id(), Arc::clone(&key.seal));
+        self.by_owner.insert(owner, key);
+    }
 }
 
 impl KeyFile {
     /// The name of the file in the data directory.
     pub const NAME: &'static str = "user-keys";
 
-    /// Opens the key file of a data directory, or begins one.
+    /// Opens the key file of a data directory with its key ring, or begins them.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is readable by others, or has a line that is not a key.
+    /// If one cannot be read, is readable by others, or has a line that is not a key.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
+        let ring = Arc::new(KeyRing::open(directory)?);
         let path = directory.join(Self::NAME);
         let mut options = OpenOptions::new();
         let mut file = options
@@ -134,7 +185,7 @@ impl KeyFile {
         require_private(&file, Self::NAME)?;
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(unavailable)?;
-        let mut keys = BTreeMap::new();
+        let mut keys = Keys::default();
         // The file is appended to: a crash can cut the last line, whose key was never used.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         if whole < text.len() {
@@ -142,42 +193,77 @@ impl KeyFile {
             file.sync_all().map_err(unavailable)?;
         }
         for (index, line) in text[..whole].lines().enumerate() {
-            let Some((owner, kept)) = parse_line(line) else {
-                return Err(StoreError::Unusable(format!(
-                    "line {} of the key file {} is not a key",
-                    index + 1,
-                    path.display()
-                )));
+            let damaged = || {
+                let (number, file) = (index + 1, path.display());
+                StoreError::Unusable(format!("line {number} of the key file {file} is not a key"))
             };
-            keys.insert(owner, kept);
+            let (owner, wrapped, since) = split_line(line).ok_or_else(damaged)?;
+            match ring.get(wrapped.by) {
+                Some(by) => {
+                    let key = unwrap(&by, owner, &wrapped, since).ok_or_else(damaged)?;
+                    keys.insert(owner.to_owned(), UserKey::of(key, since));
+                }
+                None => keys.unreadable.push((owner.to_owned(), line.to_owned())),
+            }
         }
         sync_directory(directory)?;
         Ok(Self {
             path,
+            ring,
+            seals: true,
             keys: Mutex::new(keys),
         })
     }
 
-    /// Whether there is no key at all.
-    pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+    /// Whether new payloads are sealed; they are by default.
+    #[must_use]
+    pub fn sealing(self, seals: bool) -> Self {
+        Self { seals, ..self }
     }
 
-    /// Deletes a key.
-    ///
-    /// After `Ok` the file no longer contains the key, even after a crash.
+    /// Whether there is no key at all.
+    pub fn is_empty(&self) -> bool {
+        let keys = self.lock();
+        keys.by_owner.is_empty() && keys.unreadable.is_empty()
+    }
+
+    /// How many keys there are.
+    pub fn count(&self) -> usize {
+        self.lock().by_owner.len()
+    }
+
+    /// How many keys the file has that the key ring cannot open.
+    pub fn unreadable(&self) -> usize {
+        self.lock().unreadable.len()
+    }
+
+    /// Adds a new secret to the key ring and wraps every key with it. What callers carry stays valid, for the
+    /// older secrets still open. Blocks on disk.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written.
-    pub fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
-        let owner = owner.to_string();
-        let mut keys = self.lock();
-        if !keys.contains_key(&owner) {
-            return Ok(false);
+    /// If a file cannot be written.
+    pub fn rotate_ring(&self) -> Result<RingKeyId, StoreError> {
+        let keys = self.lock();
+        let fresh = self.ring.rotate()?;
+        self.rewrite(&keys, None)?;
+        Ok(fresh)
+    }
+
+    /// Writes the whole file again, without the keys of one owner.
+    fn rewrite(&self, keys: &Keys, but: Option<&str>) -> Result<(), StoreError> {
+        let by = self.ring.newest();
+        let kept = keys.by_owner.iter();
+        let kept = kept.filter(|(owner, _)| Some(owner.as_str()) != but);
+        let mut text: String = kept
+            .map(|(owner, key)| line(&by, owner, key))
+            .collect::<Result<_, _>>()?;
+        for (owner, line) in &keys.unreadable {
+            if Some(owner.as_str()) != but {
+                text.push_str(line);
+                text.push('\n');
+            }
         }
-        let kept = keys.iter().filter(|(name, _)| **name != owner);
-        let text: String = kept.map(|(name, key)| line(name, key)).collect();
         let fresh = self.path.with_extension("new");
         let mut options = OpenOptions::new();
         let mut file = options
@@ -190,68 +276,131 @@ impl KeyFile {
         file.write_all(text.as_bytes()).map_err(unavailable)?;
         file.sync_all().map_err(unavailable)?;
         std::fs::rename(&fresh, &self.path).map_err(unavailable)?;
-        if let Some(directory) = self.path.parent() {
-            sync_directory(directory)?;
-        }
-        keys.remove(&owner);
-        Ok(true)
+        self.path.parent().map_or(Ok(()), sync_directory)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, UserKey>> {
-        // A panic elsewhere cannot leave the map half changed: every change is one insert or remove.
+    fn lock(&self) -> std::sync::MutexGuard<'_, Keys> {
+        // A panic elsewhere cannot leave the keys half changed: every change is an insert or a removal.
         self.keys
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
+impl SealKeys for KeyFile {
+    fn seal_key(&self, id: SealKeyId) -> Option<Arc<SealKey>> {
+        self.lock().by_seal.get(&id).cloned()
+    }
+}
+
 impl KnownKeys for KeyFile {
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
         let keys = self.lock();
-        keys.get(&owner.to_string()).map(|kept| kept.key.clone())
+        let kept = keys.by_owner.get(&owner.to_string());
+        kept.map(|kept| kept.key.clone())
     }
 
     fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
-        self.lock().get(&owner.to_string()).map(|kept| kept.since)
+        let keys = self.lock();
+        keys.by_owner.get(&owner.to_string()).map(|kept| kept.since)
     }
 }
 
 impl PayloadKeys for KeyFile {
+    fn sealing_key(&self, owner: &KeyOwner) -> Option<Arc<SealKey>> {
+        let keys = self.lock();
+        let kept = keys.by_owner.get(&owner.to_string());
+        kept.filter(|_| self.seals)
+            .map(|kept| Arc::clone(&kept.seal))
+    }
+
+    fn ring(&self) -> Arc<KeyRing> {
+        Arc::clone(&self.ring)
+    }
+
+    fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
+        let owner = owner.to_string();
+        let mut keys = self.lock();
+        let is_unreadable = keys.unreadable.iter().any(|(of, _)| *of == owner);
+        if !keys.by_owner.contains_key(&owner) && !is_unreadable {
+            return Ok(false);
+        }
+        self.rewrite(&keys, Some(&owner))?;
+        keys.unreadable.retain(|(of, _)| *of != owner);
+        if let Some(key) = keys.by_owner.remove(&owner) {
+            keys.by_seal.remove(&key.seal.id());
+        }
+        Ok(true)
+    }
+
     fn keep(&self, owner: &KeyOwner, fresh: &UserKey) -> Result<PayloadKey, StoreError> {
         let owner = owner.to_string();
         let mut keys = self.lock();
-        if let Some(kept) = keys.get(&owner) {
+        if let Some(kept) = keys.by_owner.get(&owner) {
             return Ok(kept.key.clone());
         }
-        let mut file = OpenOptions::new()
-            .append(true)
-            .open(&self.path)
-            .map_err(unavailable)?;
-        file.write_all(line(&owner, fresh).as_bytes())
-            .map_err(unavailable)?;
-        file.sync_all().map_err(unavailable)?;
+        append_line(&self.path, &line(&self.ring.newest(), &owner, fresh)?)?;
         keys.insert(owner, fresh.clone());
         Ok(fresh.key.clone())
     }
 }
 
-fn line(owner: &str, kept: &UserKey) -> String {
-    let key = HEXLOWER.encode(kept.key.expose());
-    format!("{owner} {key} {}\n", kept.since.as_micros())
+/// A key as the file has it.
+struct WrappedKey {
+    by: RingKeyId,
+    nonce: [u8; NONCE_BYTES],
+    ciphertext: Vec<u8>,
 }
 
-fn parse_line(line: &str) -> Option<(String, UserKey)> {
-    let mut words = line.split(' ');
-    let (owner, key, since) = (words.next()?, words.next()?, words.next()?);
-    let key: [u8; 32] = HEXLOWER.decode(key.as_bytes()).ok()?.try_into().ok()?;
-    let kept = UserKey {
-        key: PayloadKey::from_bytes(key),
-        since: Timestamp::from_micros(since.parse().ok()?),
+fn line(by: &RingKey, owner: &str, kept: &UserKey) -> Result<String, StoreError> {
+    let mut nonce = [0; NONCE_BYTES];
+    getrandom::fill(&mut nonce).map_err(|source| StoreError::Unavailable(Box::new(source)))?;
+    let since = kept.since.as_micros();
+    let payload = Payload {
+        msg: kept.key.expose(),
+        aad: &bound_to(owner, kept.since),
     };
-    words.next().is_none().then(|| (owner.to_owned(), kept))
+    let sealed = wrapping(by).encrypt(&XNonce::from(nonce), payload);
+    let sealed = sealed.expect("a key can always be encrypted");
+    let (nonce, sealed) = (HEXLOWER.encode(&nonce), HEXLOWER.encode(&sealed));
+    Ok(format!("{owner} {}:{nonce}{sealed} {since}\n", by.id))
 }
 
-fn now() -> Timestamp {
+fn split_line(line: &str) -> Option<(&str, WrappedKey, Timestamp)> {
+    let mut words = line.split(' ');
+    let (owner, wrapped, since) = (words.next()?, words.next()?, words.next()?);
+    let (by, wrapped) = wrapped.split_once(':')?;
+    let by = HEXLOWER.decode(by.as_bytes()).ok()?.try_into().ok()?;
+    let wrapped = HEXLOWER.decode(wrapped.as_bytes()).ok()?;
+    let (nonce, ciphertext) = wrapped.split_first_chunk::<NONCE_BYTES>()?;
+    let wrapped = WrappedKey {
+        by: RingKeyId::from_bytes(by),
+        nonce: *nonce,
+        ciphertext: ciphertext.to_vec(),
+    };
+    let since = Timestamp::from_micros(since.parse().ok()?);
+    words.next().is_none().then_some((owner, wrapped, since))
+}
+
+fn unwrap(by: &RingKey, owner: &str, wrapped: &WrappedKey, since: Timestamp) -> Option<PayloadKey> {
+    let payload = Payload {
+        msg: &wrapped.ciphertext,
+        aad: &bound_to(owner, since),
+    };
+    let key = wrapping(by).decrypt(&XNonce::from(wrapped.nonce), payload);
+    Some(PayloadKey::from_bytes(key.ok()?.try_into().ok()?))
+}
+
+fn wrapping(by: &RingKey) -> XChaCha20Poly1305 {
+    XChaCha20Poly1305::new(&by.derive(WRAP_SALT, &[]).into())
+}
+
+/// A wrapped key is valid for its owner and its time only.
+fn bound_to(owner: &str, since: Timestamp) -> Vec<u8> {
+    format!("{owner} {}", since.as_micros()).into_bytes()
+}
+
+pub(crate) fn now() -> Timestamp {
     #[expect(
         clippy::disallowed_methods,
         reason = "only notes since when a key is the one; nothing is decided by it"
@@ -331,8 +480,9 @@ mod tests {
         let key = keys.get_or_create(&bob()).expect("made");
         assert!(keys.delete(&bob()).expect("deleted"));
         assert!(!keys.delete(&bob()).expect("nothing to delete"));
+        assert_eq!(keys.seal_key(SealKey::of(&key).id()).map(|_| ()), None);
         let text = std::fs::read_to_string(directory.path().join(KeyFile::NAME)).expect("reads");
-        assert!(!text.contains(&HEXLOWER.encode(key.expose())));
+        assert!(!text.contains(&bob().to_string()), "{text}");
         assert_eq!(
             KeyFile::open(directory.path()).expect("opens").get(&bob()),
             None
@@ -368,5 +518,49 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).expect("chmod");
         let refused = KeyFile::open(directory.path()).expect_err("refused");
         assert!(refused.to_string().contains("chmod 600"), "{refused}");
+    }
+
+    #[test]
+    fn the_file_alone_does_not_tell_a_key() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let keys = KeyFile::open(directory.path()).expect("opens");
+        let key = keys.get_or_create(&bob()).expect("made");
+        let text = std::fs::read_to_string(directory.path().join(KeyFile::NAME)).expect("reads");
+        assert!(!text.contains(&HEXLOWER.encode(key.expose())), "{text}");
+    }
+
+    #[test]
+    fn a_rotated_ring_keeps_every_key() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let keys = KeyFile::open(directory.path()).expect("opens");
+        let key = keys.get_or_create(&bob()).expect("made");
+        let path = directory.path().join(KeyFile::NAME);
+        let fresh = keys.rotate_ring().expect("rotates").to_string();
+        let other = keys.get_or_create(&tenant()).expect("made");
+        let text = std::fs::read_to_string(&path).expect("reads");
+        assert_eq!(text.matches(&format!(" {fresh}:")).count(), 2, "{text}");
+        let again = KeyFile::open(directory.path()).expect("opens again");
+        assert_eq!(again.get(&bob()), Some(key));
+        assert_eq!(again.get(&tenant()), Some(other));
+    }
+
+    #[test]
+    fn a_lost_ring_takes_the_keys_with_it_and_nothing_else() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let ring = directory.path().join(KeyRing::NAME);
+        let kept = directory.path().join("kept");
+        let keys = KeyFile::open(directory.path()).expect("opens");
+        let key = keys.get_or_create(&bob()).expect("made");
+        std::fs::rename(&ring, &kept).expect("the ring is lost");
+        let without = KeyFile::open(directory.path()).expect("it opens without the ring");
+        assert_eq!((without.count(), without.unreadable()), (0, 1));
+        assert!(!without.is_empty());
+        let fresh = without
+            .get_or_create(&tenant())
+            .expect("new keys can be made");
+        assert_eq!(without.get(&tenant()), Some(fresh));
+        std::fs::rename(&kept, &ring).expect("the ring is found");
+        let again = KeyFile::open(directory.path()).expect("opens again");
+        assert_eq!(again.get(&bob()), Some(key));
     }
 }

@@ -8,9 +8,11 @@ pub mod check;
 pub mod codec;
 mod commit;
 pub mod hold_keys;
+pub mod key_ring;
 pub mod keys;
 pub mod memory;
 mod port;
+pub mod seal;
 pub mod signing;
 pub mod sqlite;
 #[cfg(feature = "suite")]

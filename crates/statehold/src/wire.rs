@@ -14,7 +14,7 @@ use statehold_engine::{
 use statehold_server::seal::Sealer;
 use statehold_store::Store;
 use statehold_store::hold_keys::HoldKeyFile;
-use statehold_store::keys::{KeyFile, KeyOwner};
+use statehold_store::keys::KeyFile;
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 
@@ -118,8 +118,7 @@ async fn start_engine(
     clock: Arc<dyn Clock>,
     options: EngineOptions,
 ) -> anyhow::Result<EngineParts> {
-    let secret = keys.get_or_create(&KeyOwner::Server)?;
-    let sealer = Sealer::new(*secret.expose());
+    let sealer = Sealer::new(keys.ring());
     let engine = Engine::start(store, keys, clock, options).await?;
     let tenant = "default".parse().context("the tenant has a name")?;
     engine.load_keys(&tenant).await?;

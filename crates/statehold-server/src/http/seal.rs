@@ -8,13 +8,12 @@
 //! XChaCha20-Poly1305 ciphertext, together as URL-safe base64 without padding. Nonces of that length
 //! may be drawn at random on every node without coordination.
 
-use std::fmt;
+use std::sync::Arc;
 
 use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use data_encoding::BASE64URL_NOPAD;
-use hkdf::Hkdf;
-use sha2::Sha256;
+use statehold_engine::key_ring::{KeyRing, RingKey, RingKeyId};
 
 /// The longest content that can be sealed. Cursors and positions are far below.
 pub const CONTENT_BYTES_MAX: usize = 4096;
@@ -28,32 +27,23 @@ const ENVELOPE_BYTES_MAX: usize = HEAD_BYTES + NONCE_BYTES + CONTENT_BYTES_MAX +
 const TEXT_BYTES_MAX: usize = (ENVELOPE_BYTES_MAX * 4).div_ceil(3);
 
 /// Separates these keys from other keys derived from the same secret.
-const SALT: &[u8] = b"statehold handle v1";
+const SALT: &str = "statehold handle v1";
 
 /// A handle that was not given by this server to this caller for this use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the handle is not valid here; start again without it")]
 pub struct BadHandle;
 
-/// Seals and opens handles under one secret.
-#[derive(Clone)]
+/// Seals and opens handles under the secrets of a key ring: the newest seals, all of them open.
+#[derive(Debug, Clone)]
 pub struct Sealer {
-    derivation: Hkdf<Sha256>,
-    key_id: [u8; KEY_ID_BYTES],
-}
-
-impl fmt::Debug for Sealer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Sealer(…)")
-    }
+    ring: Arc<KeyRing>,
 }
 
 impl Sealer {
-    /// Takes 32 secret bytes. Nodes that share them open each other's handles.
-    pub fn new(key: [u8; 32]) -> Self {
-        let derivation = Hkdf::<Sha256>::new(Some(SALT), &key);
-        let key_id = derive(&derivation, "key id", "");
-        Self { derivation, key_id }
+    /// Nodes that share a ring open each other's handles.
+    pub fn new(ring: Arc<KeyRing>) -> Self {
+        Self { ring }
     }
 
     /// Seals `content` for one purpose and for the values in `bound_to` (tenant, principal, digest of the
@@ -70,13 +60,13 @@ impl Sealer {
         );
         let mut nonce = [0; NONCE_BYTES];
         getrandom::fill(&mut nonce).expect("the system has a random source");
-        let head = self.head();
+        let key = self.ring.newest();
+        let head = head(key.id);
         let payload = Payload {
             msg: content,
             aad: &associated_data(head, purpose, bound_to),
         };
-        let ciphertext = self
-            .cipher(purpose)
+        let ciphertext = cipher(&key, purpose)
             .encrypt(&XNonce::from(nonce), payload)
             .expect("a short content can always be encrypted");
 
@@ -101,40 +91,30 @@ impl Sealer {
         let envelope = BASE64URL_NOPAD
             .decode(text.as_bytes())
             .map_err(|_| BadHandle)?;
-        let (head, rest) = envelope
+        let (envelope_head, rest) = envelope
             .split_first_chunk::<HEAD_BYTES>()
             .ok_or(BadHandle)?;
+        let [version, id @ ..] = *envelope_head;
+        let key = self.ring.get(RingKeyId::from_bytes(id));
+        let key = key.filter(|_| version == VERSION).ok_or(BadHandle)?;
         let (nonce, ciphertext) = rest.split_first_chunk::<NONCE_BYTES>().ok_or(BadHandle)?;
-        if *head != self.head() {
-            return Err(BadHandle);
-        }
         let payload = Payload {
             msg: ciphertext,
-            aad: &associated_data(*head, purpose, bound_to),
+            aad: &associated_data(*envelope_head, purpose, bound_to),
         };
-        self.cipher(purpose)
+        cipher(&key, purpose)
             .decrypt(&XNonce::from(*nonce), payload)
             .map_err(|_| BadHandle)
     }
-
-    fn head(&self) -> [u8; HEAD_BYTES] {
-        let [a, b, c, d] = self.key_id;
-        [VERSION, a, b, c, d]
-    }
-
-    fn cipher(&self, purpose: &str) -> XChaCha20Poly1305 {
-        let key: [u8; 32] = derive(&self.derivation, "purpose", purpose);
-        XChaCha20Poly1305::new(&key.into())
-    }
 }
 
-/// Derives bytes for one use. `kind` is a constant of this file, so no purpose can collide with the key id.
-fn derive<const N: usize>(derivation: &Hkdf<Sha256>, kind: &str, name: &str) -> [u8; N] {
-    let mut bytes = [0; N];
-    derivation
-        .expand_multi_info(&[kind.as_bytes(), b"\0", name.as_bytes()], &mut bytes)
-        .expect("HKDF gives up to 8160 bytes");
-    bytes
+fn head(key: RingKeyId) -> [u8; HEAD_BYTES] {
+    let [a, b, c, d] = *key.as_bytes();
+    [VERSION, a, b, c, d]
+}
+
+fn cipher(key: &RingKey, purpose: &str) -> XChaCha20Poly1305 {
+    XChaCha20Poly1305::new(&key.derive(SALT, &[purpose.as_bytes()]).into())
 }
 
 /// The values that must match when the handle comes back. Each part is prefixed with its length, so that
@@ -158,8 +138,16 @@ mod tests {
     const PURPOSE: &str = "sessions page";
     const BOUND: [&str; 3] = ["acme", "key_1", "filter-digest"];
 
+    fn key(id: u8, secret: [u8; 32]) -> RingKey {
+        RingKey::from_bytes(RingKeyId::from_bytes([id; 4]), secret)
+    }
+
+    fn sealer_of(id: u8, secret: [u8; 32]) -> Sealer {
+        Sealer::new(Arc::new(KeyRing::of(vec![key(id, secret)])))
+    }
+
     fn sealer() -> Sealer {
-        Sealer::new([7; 32])
+        sealer_of(1, [7; 32])
     }
 
     #[track_caller]
@@ -223,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_handle_under_another_key_is_refused() {
-        let text = Sealer::new([8; 32]).seal(PURPOSE, &BOUND, b"42");
+        let text = sealer_of(2, [8; 32]).seal(PURPOSE, &BOUND, b"42");
         check_refused(PURPOSE, &BOUND, &text);
     }
 
@@ -276,7 +264,21 @@ mod tests {
     }
 
     #[test]
+    fn a_rotated_ring_opens_what_older_secrets_sealed() {
+        let (old, new) = (key(1, [7; 32]), key(2, [8; 32]));
+        let text = sealer().seal(PURPOSE, &BOUND, b"42");
+        let rotated = Sealer::new(Arc::new(KeyRing::of(vec![old, new])));
+        assert_eq!(
+            rotated.open(PURPOSE, &BOUND, &text).as_deref(),
+            Ok(&b"42"[..])
+        );
+        let text = rotated.seal(PURPOSE, &BOUND, b"43");
+        check_refused(PURPOSE, &BOUND, &text);
+    }
+
+    #[test]
     fn the_sealer_does_not_print_its_key() {
-        assert_eq!(format!("{:?}", sealer()), "Sealer(…)");
+        let secret = format!("{:?}", [7; 32]);
+        assert!(!format!("{:?}", sealer()).contains(&secret));
     }
 }

@@ -27,7 +27,7 @@ use statehold_server::seal::Sealer;
 use statehold_server::{Metrics, ServerOptions};
 use statehold_store::Store;
 use statehold_store::hold_keys::HoldKeyFile;
-use statehold_store::keys::{KeyFile, KeyOwner};
+use statehold_store::keys::KeyFile;
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use tempfile::TempDir;
@@ -162,10 +162,7 @@ impl Rig {
         count_panics();
         LazyLock::force(&LINES);
         let (store, keys, on_disk) = open(data.as_ref().map(TempDir::path));
-        let secret = keys
-            .get_or_create(&KeyOwner::Server)
-            .expect("keys can be kept");
-        let sealer = Sealer::new(*secret.expose());
+        let sealer = Sealer::new(keys.ring());
         let options = EngineOptions {
             tick: Duration::from_millis(20),
             user_holds_max: setup

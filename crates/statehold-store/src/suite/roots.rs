@@ -14,6 +14,7 @@ use super::driver::Driver;
 use super::fixture::{name, owner, owner_of, seconds, session};
 use super::names::begin_named;
 use crate::keys::{KeyOwner, KnownKeys};
+use crate::seal::{SealKey, SealKeyId, SealKeys};
 use crate::signing::RootSigner;
 use crate::{CheckReport, ProblemKind, Store, TenantCommit};
 
@@ -21,6 +22,12 @@ use crate::{CheckReport, ProblemKind, Store, TenantCommit};
 struct SignerOnly {
     key: PayloadKey,
     since: Timestamp,
+}
+
+impl SealKeys for SignerOnly {
+    fn seal_key(&self, _id: SealKeyId) -> Option<Arc<SealKey>> {
+        None
+    }
 }
 
 impl KnownKeys for SignerOnly {

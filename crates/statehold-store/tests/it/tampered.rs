@@ -11,6 +11,7 @@ use statehold_core::root::SignedHead;
 use statehold_core::tenant::{NewRoot, TenantRecord};
 use statehold_core::time::Timestamp;
 use statehold_store::keys::{KeyOwner, KnownKeys};
+use statehold_store::seal::{SealKey, SealKeyId, SealKeys};
 use statehold_store::signing::RootSigner;
 use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
@@ -22,6 +23,12 @@ struct Keys;
 
 fn secret() -> PayloadKey {
     PayloadKey::from_bytes([9; 32])
+}
+
+impl SealKeys for Keys {
+    fn seal_key(&self, _id: SealKeyId) -> Option<Arc<SealKey>> {
+        None
+    }
 }
 
 impl KnownKeys for Keys {

@@ -9,7 +9,7 @@ use statehold_engine::{Engine, EngineOptions, OffsetClock, PayloadKeys};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::seal::Sealer;
 use statehold_server::{Metrics, ServerOptions};
-use statehold_store::keys::{KeyFile, KeyOwner};
+use statehold_store::keys::KeyFile;
 use statehold_store::memory::MemoryStore;
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 async fn main() -> Result<()> {
     let data = tempfile::tempdir()?;
     let keys = KeyFile::open(data.path())?;
-    let sealer = Sealer::new(*keys.get_or_create(&KeyOwner::Server)?.expose());
+    let sealer = Sealer::new(keys.ring());
     let keys: Arc<dyn PayloadKeys> = Arc::new(keys);
     let engine = Engine::start(
         Arc::new(MemoryStore::default()),

@@ -12,7 +12,7 @@ use statehold_engine::{Engine, EngineOptions, OffsetClock, PayloadKeys};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::seal::Sealer;
 use statehold_server::{Metrics, ServerOptions};
-use statehold_store::keys::{KeyFile, KeyOwner};
+use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use tokio_util::sync::CancellationToken;
 
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
 async fn run(data: &Path) -> Result<()> {
     let store = SqliteStore::open(data, SqliteOptions::default())?;
     let keys = KeyFile::open(data)?;
-    let sealer = Sealer::new(*keys.get_or_create(&KeyOwner::Server)?.expose());
+    let sealer = Sealer::new(keys.ring());
     let clock = Arc::new(OffsetClock::default());
     let keys: Arc<dyn PayloadKeys> = Arc::new(keys);
     let engine = Engine::start(

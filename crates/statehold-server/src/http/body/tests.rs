@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::stream;
 use statehold_core::digest::Digest;
-use statehold_engine::{Engine, EngineOptions, MemoryKeys, SystemClock};
+use statehold_engine::{Engine, EngineOptions, MemoryKeys, PayloadKeys as _, SystemClock};
 use statehold_store::memory::MemoryStore;
 use tokio::sync::mpsc;
 
@@ -19,18 +19,14 @@ async fn app() -> App {
     let (store, keys) = (MemoryStore::new(), MemoryKeys::default());
     let clock = Arc::new(SystemClock);
     let options = EngineOptions::default();
+    let sealer = Sealer::new(keys.ring());
     let engine = Engine::start(Arc::new(store), Arc::new(keys), clock, options).await;
     let engine = engine.expect("an engine in memory");
     let options = ServerOptions {
         request_bytes_max: 4 * KIB * KIB,
         ..ServerOptions::default()
     };
-    App::new(
-        engine,
-        Sealer::new([7; 32]),
-        options,
-        Metrics::new(Arc::default()),
-    )
+    App::new(engine, sealer, options, Metrics::new(Arc::default()))
 }
 
 fn owner(app: &App, key: &str) -> BodyOwner {

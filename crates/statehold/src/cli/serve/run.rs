@@ -42,10 +42,11 @@ use crate::wire::{self, EngineParts};
 const OWN_FILES_MAX: u64 = 128;
 
 /// The server's own files, which `--reset` removes.
-const OWN_FILES: [&str; 7] = [
+const OWN_FILES: [&str; 8] = [
     "statehold.db",
     "statehold.db-wal",
     "statehold.db-shm",
+    "key-ring",
     "user-keys",
     "hold-keys",
     "statehold.run",
