@@ -1,6 +1,6 @@
 //! The audit stream of a tenant: events outside of sessions, in a hash chain of their own.
 //!
-//! Changes of keys and of addresses, reads of traces, and signed roots. Like the records of sessions,
+//! Changes of keys and of addresses, reads of traces, erased users, and signed roots. Like the records of sessions,
 //! its entries hold ids, enums,
 //! numbers and times; never free text, never a key.
 
@@ -100,10 +100,22 @@ pub enum TenantEvent {
         /// The agent.
         agent: Name,
     },
+    /// The key ring got a new secret, and every key of a user was wrapped with it.
+    KeyRingRotated {
+        /// How many secrets the ring has now.
+        secrets: u64,
+    },
     /// A principal read the `trace` view.
     TraceRead {
         /// The session that was read.
         session: SessionId,
+    },
+    /// The sessions and values of a user were deleted, and then the key under which all of it was sealed.
+    UserErased {
+        /// How many sessions were deleted.
+        sessions: u64,
+        /// The pseudonym, which names nobody from now on.
+        user: UserId,
     },
 }
 

@@ -15,7 +15,7 @@ use statehold_core::name::Name;
 use statehold_core::request::{LiveRequest, LiveStatus};
 use statehold_core::tenant::TenantEvent;
 use statehold_store::keys::KeyOwner;
-use statehold_store::{AddressChange, LiveWork, ResumeAddress};
+use statehold_store::{AddressChange, LiveWork, ResumeAddress, TenantChange};
 use tokio::sync::watch;
 use zeroize::Zeroizing;
 
@@ -148,7 +148,8 @@ impl Engine {
             agent: agent.clone(),
         };
         let change = AddressChange::Set(address.clone());
-        self.append_audit(caller, event, None, Some(change)).await?;
+        self.append_audit(caller, event, Some(TenantChange::Address(change)))
+            .await?;
         Ok((address, secret))
     }
 

@@ -11,7 +11,7 @@ use statehold_core::tenant::{NewRoot, TenantEvent, TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 use statehold_store::keys::KeyOwner;
 use statehold_store::signing::RootSigner;
-use statehold_store::{AddressChange, ApiKey, CheckReport, StoreError, TenantCommit};
+use statehold_store::{AddressChange, CheckReport, StoreError, TenantChange, TenantCommit};
 use tokio::sync::{Mutex, OnceCell, Semaphore};
 
 use crate::caller::Caller;
@@ -87,25 +87,23 @@ impl Engine {
         caller: &Caller,
         event: TenantEvent,
     ) -> Result<(), EngineError> {
-        self.append_audit(caller, event, None, None).await
+        self.append_audit(caller, event, None).await
     }
 
-    /// Records an event outside any session, with the API key or address that it changes. Runs as a task
+    /// Records an event outside any session, with the row beside the stream that it changes. Runs as a task
     /// of its own: if the caller disconnects after the commit, memory is still updated, so a revoked key
     /// stops working.
     pub(crate) async fn append_audit(
         &self,
         caller: &Caller,
         event: TenantEvent,
-        key: Option<ApiKey>,
-        address: Option<AddressChange>,
+        change: Option<TenantChange>,
     ) -> Result<(), EngineError> {
         let (engine, tenant, principal) = (self.clone(), caller.tenant.clone(), caller.principal);
         let appended = self.inner().tasks.spawn(async move {
             let make = |head: &TenantHead, now| {
                 TenantRecord::after(head, tenant.clone(), principal, now, event)
             };
-            let change = (key, address);
             engine.append(&tenant, change, false, make).await
         });
         appended.await.unwrap_or(Err(EngineError::Stopping))
@@ -114,7 +112,7 @@ impl Engine {
     async fn append(
         &self,
         tenant: &Name,
-        (key, address): (Option<ApiKey>, Option<AddressChange>),
+        change: Option<TenantChange>,
         is_root: bool,
         make: impl FnOnce(&TenantHead, Timestamp) -> TenantRecord,
     ) -> Result<(), EngineError> {
@@ -125,8 +123,7 @@ impl Engine {
         let head = record.head();
         let commit = TenantCommit {
             record,
-            key: key.clone(),
-            address: address.clone(),
+            change: change.clone(),
         };
         match inner.store.commit_tenant(commit).await {
             Err(StoreError::TenantConflict { .. }) => {
@@ -136,17 +133,16 @@ impl Engine {
             other => other?,
         }
         // Update memory under the lock, so that it follows the order of the store.
-        if let Some(key) = key {
-            self.note_key(key);
-        }
-        match address {
-            Some(AddressChange::Set(address)) => {
+        match change {
+            Some(TenantChange::Key(key)) => self.note_key(key),
+            Some(TenantChange::Address(AddressChange::Set(address))) => {
                 let place = (tenant.clone(), address.agent.clone());
                 self.note_address(place, Some(address));
             }
-            Some(AddressChange::Removed(agent)) => {
+            Some(TenantChange::Address(AddressChange::Removed(agent))) => {
                 self.note_address((tenant.clone(), agent), None);
             }
+            Some(TenantChange::UserForgotten(user)) => inner.users.forget(tenant, user),
             None => {}
         }
         if is_root {
@@ -240,7 +236,7 @@ impl Engine {
         let make = |head: &TenantHead, now| {
             TenantRecord::root_after(head, tenant.clone(), now, root, |bytes| signer.sign(bytes))
         };
-        self.append(tenant, (None, None), true, make).await
+        self.append(tenant, None, true, make).await
     }
 
     /// The commit at which signing continues after a start: every tenant has roots up to there.

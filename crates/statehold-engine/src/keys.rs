@@ -12,7 +12,7 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{IdMint, KeyId, Shard, UserId};
 use statehold_core::name::{Name, is_deceptive};
 use statehold_core::tenant::TenantEvent;
-use statehold_store::ApiKey;
+use statehold_store::{ApiKey, TenantChange};
 
 use crate::caller::Caller;
 use crate::engine::{Engine, entropy};
@@ -137,7 +137,8 @@ impl Engine {
             };
             let server = Caller::worker_of_server(key.tenant.clone());
             let (id, event) = (key.id, TenantEvent::KeyRevoked { key: key.id });
-            self.append_audit(&server, event, Some(key), None).await?;
+            self.append_audit(&server, event, Some(TenantChange::Key(key)))
+                .await?;
             ended.lock().retain(|key| key.id != id);
         }
     }
@@ -229,7 +230,7 @@ impl Engine {
             roles: key.roles.clone(),
             user: key.user,
         };
-        self.append_audit(caller, event, Some(key.clone()), None)
+        self.append_audit(caller, event, Some(TenantChange::Key(key.clone())))
             .await?;
         Ok(IssuedKey { key, secret })
     }
@@ -261,7 +262,8 @@ impl Engine {
         }
         key.revoked_at = Some(self.inner().clock.now());
         let event = TenantEvent::KeyRevoked { key: id };
-        self.append_audit(caller, event, Some(key), None).await
+        self.append_audit(caller, event, Some(TenantChange::Key(key)))
+            .await
     }
 }
 

@@ -105,6 +105,14 @@ impl SealKeys for MemoryKeys {
     fn seal_key(&self, _id: SealKeyId) -> Option<Arc<SealKey>> {
         None
     }
+
+    fn key_of(&self, _owner: &KeyOwner) -> Option<Arc<SealKey>> {
+        None
+    }
+
+    fn seals(&self) -> bool {
+        false
+    }
 }
 
 impl KnownKeys for MemoryKeys {
@@ -119,10 +127,6 @@ impl KnownKeys for MemoryKeys {
 }
 
 impl PayloadKeys for MemoryKeys {
-    fn sealing_key(&self, _owner: &KeyOwner) -> Option<Arc<SealKey>> {
-        None
-    }
-
     fn ring(&self) -> Arc<KeyRing> {
         Arc::clone(&self.ring)
     }

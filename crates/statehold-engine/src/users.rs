@@ -3,7 +3,7 @@
 //! A new user gets a pseudonym in memory. The store gets it with the commit of the first session that is theirs,
 //! so a call that is refused leaves nothing behind.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
 use statehold_core::digest::PayloadKey;
@@ -98,6 +98,8 @@ pub(crate) struct NamedUser {
 struct UserCache {
     ids: HashMap<(Name, String), UserId>,
     names: HashMap<UserId, String>,
+    /// Erased since the start. A call that read the name before the erasure must not bring it back.
+    erased: HashSet<UserId>,
 }
 
 impl Users {
@@ -140,11 +142,24 @@ impl Users {
 
     fn note(&self, tenant: &Name, name: &str, id: UserId) {
         let mut known = self.known.lock();
+        if known.erased.contains(&id) {
+            return;
+        }
         if known.names.len() >= HOT_USERS {
-            *known = UserCache::default();
+            known.ids.clear();
+            known.names.clear();
         }
         known.ids.insert((tenant.clone(), name.to_owned()), id);
         known.names.insert(id, name.to_owned());
+    }
+
+    /// Forgets an erased user. The next user of that name is somebody else.
+    pub(crate) fn forget(&self, tenant: &Name, id: UserId) {
+        let mut known = self.known.lock();
+        known.erased.insert(id);
+        if let Some(name) = known.names.remove(&id) {
+            known.ids.remove(&(tenant.clone(), name));
+        }
     }
 }
 
@@ -169,6 +184,9 @@ impl Engine {
             return Ok(named.id);
         };
         let inner = self.inner();
+        // The name is stored under both keys.
+        self.payload_key(KeyOwner::Tenant(tenant.clone())).await?;
+        self.store_payload_key(new).await?;
         let name = new.name().to_owned();
         let id = inner.store.intern_user(tenant.clone(), name, new.id());
         let id = id.await?;

@@ -194,14 +194,16 @@ pub(crate) fn check_record(
     facts.absorb(record);
 }
 
-/// Compares payloads with the digests in the record, as far as their keys still exist.
+/// Compares payloads with the digests in the record, as far as their keys still exist. `sealed` says which payloads
+/// are there, under a key that is gone.
 pub(crate) fn check_payloads(
     stored: &StoredRecord,
+    sealed: &[bool],
     before: &SessionState,
     keys: Option<&dyn KnownKeys>,
     report: &mut CheckReport,
 ) {
-    let mut bodies = stored.bodies.iter();
+    let mut bodies = stored.bodies.iter().zip(sealed);
     let mut owner = before.owner.clone();
     for event in &stored.record.content.events {
         if let Event::SessionCreated { owner: new, .. } = event {
@@ -218,7 +220,7 @@ pub(crate) fn check_payloads(
         let key = key.and_then(|(owner, keys)| Some((keys.get(owner)?, keys.since(owner)?)));
         for name in event.bodies() {
             match (bodies.next(), &key) {
-                (Some(Some(payload)), Some((key, since))) => {
+                (Some((Some(payload), _)), Some((key, since))) => {
                     if Digest::keyed(key, payload) == name.digest {
                         report.payloads += 1;
                     } else if *since > content.at {
@@ -229,8 +231,8 @@ pub(crate) fn check_payloads(
                         report.add(bad_payload(content.session, content.seq, what));
                     }
                 }
-                (Some(Some(_)), None) => report.unverified += 1,
-                (Some(None) | None, _) => report.erased += 1,
+                (Some((None, true)), _) | (Some((Some(_), _)), None) => report.unverified += 1,
+                (Some((None, false)) | None, _) => report.erased += 1,
             }
         }
     }

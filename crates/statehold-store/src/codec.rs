@@ -4,14 +4,18 @@
 //! helps. The
 //! payloads of a record are kept together, in the order the record names them, each behind a codec
 //! byte, a seal byte and its stored length, so that one payload can be erased without touching the
-//! others. See `docs/formats/store-v4.md`.
+//! others. Payloads are compressed first and sealed then; records are never sealed. See
+//! `docs/formats/store-v5.md`.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use statehold_core::digest::BodyRef;
 use statehold_core::limits::PAYLOAD_BYTES_MAX;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::CParameter;
+
+use crate::seal::{self, SealError, SealKey, SealKeys};
 
 /// Payloads at least this long are kept as blobs of their own. In a row of the log they would not fit into
 /// a page, and leave room in it that the short rows of the other agents of a turn cannot use.
@@ -34,8 +38,9 @@ const BLOB: u8 = 2;
 const ERASED: u8 = 3;
 const REFERENCE: u8 = 4;
 const ZSTD_RECORD: u8 = 5;
-/// No seal. The byte is there so that sealed payloads need no new format.
 const UNSEALED: u8 = 0;
+/// Encrypted under the key of the owner.
+const SEALED: u8 = 1;
 
 /// Why stored bytes cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +59,9 @@ pub enum CodecError {
     /// Compressed bytes that are not.
     #[error("compressed bytes cannot be unpacked")]
     Compressed(#[source] std::io::Error),
+    /// Sealed bytes that cannot be opened.
+    #[error(transparent)]
+    Sealed(#[from] SealError),
 }
 
 /// A stored payload.
@@ -67,6 +75,8 @@ pub enum StoredBody {
     Erased,
     /// The same bytes are there.
     Reference(BodyPlace),
+    /// Here, sealed under a key that is gone.
+    KeyGone,
 }
 
 /// Where a payload is stored: a row of the log, and which payload of its record it is.
@@ -94,19 +104,75 @@ impl BodyPlace {
 pub fn pack(bytes: &[u8]) -> Vec<u8> {
     match compress(bytes) {
         Some(smaller) => [&[ZSTD, UNSEALED], smaller.as_slice()].concat(),
-        None => [&[PLAIN, UNSEALED], bytes].concat(),
+        None => plain(bytes),
     }
+}
+
+/// Packs bytes as they are.
+pub fn plain(bytes: &[u8]) -> Vec<u8> {
+    [&[PLAIN, UNSEALED], bytes].concat()
 }
 
 /// Packs a record like [`pack`], with the text that most records contain left out.
 pub fn pack_record(bytes: &[u8]) -> Vec<u8> {
     match compress_with(&RECORD_COMPRESSOR, RECORD_DICTIONARY, bytes) {
         Some(smaller) => [&[ZSTD_RECORD, UNSEALED], smaller.as_slice()].concat(),
-        None => [&[PLAIN, UNSEALED], bytes].concat(),
+        None => plain(bytes),
     }
 }
 
-/// Reverses [`pack`] and [`pack_record`].
+/// Seals what [`pack`] packed.
+pub fn seal_packed(packed: &[u8], key: &SealKey) -> Vec<u8> {
+    let [codec, _, bytes @ ..] = packed else {
+        return packed.to_vec();
+    };
+    sealed_form(*codec, unpacked_bytes(packed), &key.seal(&[*codec], bytes))
+}
+
+/// A sealed value tells its length outside, so that a page knows it before it is opened.
+fn sealed_form(codec: u8, unpacked: usize, sealed: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(unpacked).expect("limits keep payloads below 4 GiB");
+    [&[codec, SEALED], length.to_le_bytes().as_slice(), sealed].concat()
+}
+
+/// Reverses [`pack`] and [`seal_packed`]. None if the key that sealed it is gone.
+///
+/// # Errors
+///
+/// If the bytes are damaged or unpack to more than the longest payload.
+pub fn open(packed: &[u8], keys: &dyn SealKeys) -> Result<Option<Vec<u8>>, CodecError> {
+    let [codec, SEALED, rest @ ..] = packed else {
+        return unpack(packed).map(Some);
+    };
+    let (length, sealed) = rest.split_first_chunk::<4>().ok_or(CodecError::Length)?;
+    let length = u32::from_le_bytes(*length).min(PAYLOAD_BYTES_MAX) as usize;
+    let Some(bytes) = open_seal(*codec, sealed, keys)? else {
+        return Ok(None);
+    };
+    let bytes = match *codec {
+        PLAIN => bytes,
+        ZSTD => decompress(&bytes, length)?,
+        codec => {
+            return Err(CodecError::Unknown {
+                codec,
+                seal: SEALED,
+            });
+        }
+    };
+    let is_whole = bytes.len() == length;
+    is_whole.then_some(Some(bytes)).ok_or(CodecError::Length)
+}
+
+/// Sealed bytes as they were before. None if the key is gone.
+fn open_seal(codec: u8, sealed: &[u8], keys: &dyn SealKeys) -> Result<Option<Vec<u8>>, CodecError> {
+    match seal::open(keys, &[codec], sealed) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(SealError::KeyGone) => Ok(None),
+        Err(damaged @ SealError::Damaged) => Err(damaged.into()),
+    }
+}
+
+/// Reverses [`pack`] and [`pack_record`] of something that is not sealed.
 ///
 /// # Errors
 ///
@@ -130,10 +196,11 @@ pub fn unpack(packed: &[u8]) -> Result<Vec<u8>, CodecError> {
 /// The most bytes that something packed unpacks to.
 pub fn unpacked_bytes(packed: &[u8]) -> usize {
     match packed {
+        [_, SEALED, a, b, c, d, ..] => u32::from_le_bytes([*a, *b, *c, *d]) as usize,
         [ZSTD | ZSTD_RECORD, _, bytes @ ..] => {
             Decompressor::upper_bound(bytes).unwrap_or(PAYLOAD_BYTES_MAX as usize)
         }
-        _ => packed.len(),
+        _ => packed.len().saturating_sub(2),
     }
 }
 
@@ -144,9 +211,9 @@ pub fn pack_bodies<'a>(bodies: impl IntoIterator<Item = (&'a Vec<u8>, bool)>) ->
         if is_blob {
             packed.extend(blob());
         } else if let Some(smaller) = compress(body) {
-            push_body(&mut packed, ZSTD, &smaller);
+            push_body(&mut packed, (ZSTD, UNSEALED), &smaller);
         } else {
-            push_body(&mut packed, PLAIN, body);
+            push_body(&mut packed, (PLAIN, UNSEALED), body);
         }
     }
     // The tail keeps them.
@@ -154,11 +221,61 @@ pub fn pack_bodies<'a>(bodies: impl IntoIterator<Item = (&'a Vec<u8>, bool)>) ->
     packed
 }
 
-fn push_body(packed: &mut Vec<u8>, codec: u8, bytes: &[u8]) {
+/// Seals packed payloads, each under the key that `key_of` has for its place; without a key one stays as it is.
+///
+/// # Errors
+///
+/// If the bytes are damaged.
+pub fn seal_bodies(
+    packed: &[u8],
+    key_of: impl Fn(usize) -> Option<Arc<SealKey>>,
+) -> Result<Vec<u8>, CodecError> {
+    let mut sealed = Vec::with_capacity(packed.len() + packed.len() / 8);
+    let (mut rest, mut index) = (packed, 0);
+    while !rest.is_empty() {
+        let ((codec, seal), bytes, tail) = split_body(rest)?;
+        let is_here = matches!(codec, PLAIN | ZSTD) && seal == UNSEALED;
+        match key_of(index).filter(|_| is_here) {
+            Some(key) => push_body(&mut sealed, (codec, SEALED), &key.seal(&[codec], bytes)),
+            None => push_body(&mut sealed, (codec, seal), bytes),
+        }
+        (rest, index) = (tail, index + 1);
+    }
+    sealed.shrink_to_fit();
+    Ok(sealed)
+}
+
+fn push_body(packed: &mut Vec<u8>, (codec, seal): Head, bytes: &[u8]) {
     let length = u32::try_from(bytes.len()).expect("limits keep payloads below 4 GiB");
-    packed.extend_from_slice(&[codec, UNSEALED]);
+    packed.extend_from_slice(&[codec, seal]);
     packed.extend_from_slice(&length.to_le_bytes());
     packed.extend_from_slice(bytes);
+}
+
+/// The stored form of one payload of a record as a value has it, without opening it. None unless the bytes are
+/// here. `bytes` is the length of the payload.
+///
+/// # Errors
+///
+/// If the bytes are damaged.
+pub fn value_of(stored: &[u8], bytes: u32) -> Result<Option<Vec<u8>>, CodecError> {
+    let ((codec, seal), content, _) = split_body(stored)?;
+    match (codec, seal) {
+        (PLAIN | ZSTD, UNSEALED) => Ok(Some([&[codec, UNSEALED], content].concat())),
+        (PLAIN | ZSTD, SEALED) => Ok(Some(sealed_form(codec, bytes as usize, content))),
+        (BLOB | ERASED | REFERENCE, UNSEALED) => Ok(None),
+        (codec, seal) => Err(CodecError::Unknown { codec, seal }),
+    }
+}
+
+/// Whether the stored form of a payload says that it is a blob.
+pub fn is_blob(stored: &[u8]) -> bool {
+    stored.first() == Some(&BLOB)
+}
+
+/// Whether the stored form of a payload says that it was erased.
+pub fn is_erased(stored: &[u8]) -> bool {
+    stored.first() == Some(&ERASED)
 }
 
 /// Unpacks some payloads of one record in a row, `first` of them left out before.
@@ -170,19 +287,24 @@ pub fn unpack_some(
     packed: &[u8],
     first: usize,
     named: &[BodyRef],
+    keys: &dyn SealKeys,
 ) -> Result<Vec<StoredBody>, CodecError> {
     let mut rest = packed;
     for _ in 0..first {
         (_, _, rest) = split_body(rest)?;
     }
-    unpack_next(&mut rest, named)
+    unpack_next(&mut rest, named, keys)
 }
 
-fn unpack_next(rest: &mut &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>, CodecError> {
+fn unpack_next(
+    rest: &mut &[u8],
+    named: &[BodyRef],
+    keys: &dyn SealKeys,
+) -> Result<Vec<StoredBody>, CodecError> {
     let mut bodies = Vec::with_capacity(named.len());
     for name in named {
         let (head, bytes, tail) = split_body(rest)?;
-        bodies.push(unpack_body(head, bytes, name)?);
+        bodies.push(unpack_body(head, bytes, name, keys)?);
         *rest = tail;
     }
     Ok(bodies)
@@ -203,8 +325,14 @@ fn unpack_body(
     (codec, seal): Head,
     bytes: &[u8],
     name: &BodyRef,
+    keys: &dyn SealKeys,
 ) -> Result<StoredBody, CodecError> {
     let stored = match (codec, seal) {
+        (PLAIN | ZSTD, SEALED) => match open_seal(codec, bytes, keys)? {
+            Some(bytes) if codec == PLAIN => StoredBody::Inline(bytes),
+            Some(bytes) => StoredBody::Inline(decompress(&bytes, name.bytes as usize)?),
+            None => StoredBody::KeyGone,
+        },
         (PLAIN, UNSEALED) => StoredBody::Inline(bytes.to_vec()),
         (ZSTD, UNSEALED) => StoredBody::Inline(decompress(bytes, name.bytes as usize)?),
         (BLOB, UNSEALED) => StoredBody::Blob,
@@ -223,9 +351,13 @@ fn unpack_body(
 /// # Errors
 ///
 /// If the bytes are damaged or do not match the record.
-pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>, CodecError> {
+pub fn unpack_bodies(
+    packed: &[u8],
+    named: &[BodyRef],
+    keys: &dyn SealKeys,
+) -> Result<Vec<StoredBody>, CodecError> {
     let mut rest = packed;
-    let bodies = unpack_next(&mut rest, named)?;
+    let bodies = unpack_next(&mut rest, named, keys)?;
     let is_whole = rest.is_empty();
     is_whole.then_some(bodies).ok_or(CodecError::Length)
 }
@@ -233,14 +365,14 @@ pub fn unpack_bodies(packed: &[u8], named: &[BodyRef]) -> Result<Vec<StoredBody>
 /// The stored form of an erased payload.
 pub fn erased() -> Vec<u8> {
     let mut packed = Vec::new();
-    push_body(&mut packed, ERASED, &[]);
+    push_body(&mut packed, (ERASED, UNSEALED), &[]);
     packed
 }
 
 /// The stored form of a payload that is kept as a blob.
 pub fn blob() -> Vec<u8> {
     let mut packed = Vec::new();
-    push_body(&mut packed, BLOB, &[]);
+    push_body(&mut packed, (BLOB, UNSEALED), &[]);
     packed
 }
 
@@ -248,7 +380,11 @@ pub fn blob() -> Vec<u8> {
 pub fn reference(place: BodyPlace) -> Vec<u8> {
     let (row, index) = (place.row.to_le_bytes(), place.index.to_le_bytes());
     let mut packed = Vec::new();
-    push_body(&mut packed, REFERENCE, &[row.as_slice(), &index].concat());
+    push_body(
+        &mut packed,
+        (REFERENCE, UNSEALED),
+        &[row.as_slice(), &index].concat(),
+    );
     packed
 }
 
@@ -346,6 +482,7 @@ mod tests {
     use statehold_core::digest::{Digest, PayloadKey};
 
     use super::*;
+    use crate::seal::NoKeys;
 
     fn named(bodies: &[Vec<u8>]) -> Vec<BodyRef> {
         let key = PayloadKey::from_bytes([1; 32]);
@@ -372,7 +509,7 @@ mod tests {
         let bodies = samples();
         let packed = pack_bodies(inline(&bodies));
         assert!(packed.len() < bodies.iter().map(Vec::len).sum::<usize>());
-        let unpacked = unpack_bodies(&packed, &named(&bodies)).expect("own bytes");
+        let unpacked = unpack_bodies(&packed, &named(&bodies), &NoKeys).expect("own bytes");
         assert_eq!(
             unpacked,
             bodies
@@ -388,29 +525,30 @@ mod tests {
         let packed = pack_bodies(inline(&bodies));
         for end in 0..packed.len() {
             assert!(
-                unpack_bodies(&packed[..end], &named(&bodies)).is_err(),
+                unpack_bodies(&packed[..end], &named(&bodies), &NoKeys).is_err(),
                 "cut at {end}"
             );
         }
         let mut newer = packed.clone();
         newer[0] = 9;
         assert!(matches!(
-            unpack_bodies(&newer, &named(&bodies)),
+            unpack_bodies(&newer, &named(&bodies), &NoKeys),
             Err(CodecError::Unknown { codec: 9, .. })
         ));
         let trailing = [packed, vec![0]].concat();
-        assert!(unpack_bodies(&trailing, &named(&bodies)).is_err());
+        assert!(unpack_bodies(&trailing, &named(&bodies), &NoKeys).is_err());
     }
 
     #[test]
     fn a_bomb_does_not_unpack_beyond_what_the_record_says() {
         let bomb = vec![b'x'; 10_000_000];
         let mut packed = Vec::new();
-        push_body(&mut packed, ZSTD, &compress(&bomb).expect("it compresses"));
+        let smaller = compress(&bomb).expect("it compresses");
+        push_body(&mut packed, (ZSTD, UNSEALED), &smaller);
         let mut name = named(&[bomb]);
         name[0].bytes = 100;
         assert!(matches!(
-            unpack_bodies(&packed, &name),
+            unpack_bodies(&packed, &name, &NoKeys),
             Err(CodecError::Compressed(_))
         ));
     }
@@ -445,12 +583,12 @@ mod tests {
         assert_eq!(place_of(stored[1]).expect("own bytes"), Some(place));
         assert_eq!(place_of(stored[0]).expect("own bytes"), None);
         let packed = stored.concat();
-        let unpacked = unpack_bodies(&packed, &named(&bodies)).expect("own bytes");
+        let unpacked = unpack_bodies(&packed, &named(&bodies), &NoKeys).expect("own bytes");
         assert_eq!(unpacked[1], StoredBody::Reference(place));
         assert_eq!(unpacked[3], StoredBody::Inline(bodies[3].clone()));
         for end in 0..packed.len() {
             assert!(
-                unpack_bodies(&packed[..end], &named(&bodies)).is_err(),
+                unpack_bodies(&packed[..end], &named(&bodies), &NoKeys).is_err(),
                 "cut at {end}"
             );
         }
@@ -466,7 +604,7 @@ mod tests {
         let packed = pack_bodies([(&bodies[0], true)]);
         assert_eq!(packed.len(), 6);
         assert_eq!(
-            unpack_bodies(&packed, &named(&bodies)).expect("own"),
+            unpack_bodies(&packed, &named(&bodies), &NoKeys).expect("own"),
             [StoredBody::Blob]
         );
     }

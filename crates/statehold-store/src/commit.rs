@@ -31,6 +31,8 @@ pub struct Commit {
     pub answer: Option<Answer>,
     /// The name of the session's user, if this is the first commit that is theirs.
     pub new_user: Option<String>,
+    /// The texts by which rows are found, if the store keeps some.
+    pub(crate) texts: TextColumns,
     /// The checksum of the answer, if the store keeps one.
     pub(crate) answer_sum: Option<Vec<u8>>,
     pub(crate) packed_record: Vec<u8>,
@@ -41,6 +43,21 @@ pub struct Commit {
     pub(crate) blobs: Vec<(Digest, Vec<u8>)>,
     pub(crate) writes: Writes,
     pub(crate) items: ItemFacts,
+}
+
+/// Texts of a session and of its user, as columns of a table have them.
+#[derive(Debug, Default)]
+pub(crate) struct TextColumns {
+    pub(crate) name: Option<Change<FoundText>>,
+    pub(crate) labels: Option<Change<Vec<u8>>>,
+    pub(crate) new_user: Option<FoundText>,
+}
+
+/// A text, and the bytes that a row is found by in its place.
+#[derive(Debug, Clone)]
+pub(crate) struct FoundText {
+    pub(crate) lookup: Vec<u8>,
+    pub(crate) column: Vec<u8>,
 }
 
 /// The facts about the items of a record that its row in memory needs before a reader parses them.
@@ -139,6 +156,7 @@ pub(crate) struct Writes {
     pub(crate) erased: Option<ErasedPayloads>,
     pub(crate) state: Vec<StateWrite>,
     pub(crate) shared: Vec<SharedWrite>,
+    /// Private states, packed.
     pub(crate) task_states: Vec<(TaskId, RequestId, Vec<u8>)>,
     /// Tasks whose history grew.
     pub(crate) grown_tasks: Vec<TaskId>,
@@ -264,6 +282,7 @@ impl Commit {
             after,
             changes,
             answer: None,
+            texts: TextColumns::default(),
             answer_sum: None,
             new_user: None,
         })
@@ -464,8 +483,8 @@ impl Writes {
                     });
                 }
                 Event::TaskStatePut { task, request, .. } => {
-                    let value = own.swap_remove(0);
-                    writes.task_states.push((*task, *request, value));
+                    let packed = codec::pack(&own.swap_remove(0));
+                    writes.task_states.push((*task, *request, packed));
                 }
                 _ => {}
             }

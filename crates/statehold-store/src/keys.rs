@@ -13,7 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
@@ -66,10 +66,6 @@ pub trait KnownKeys: SealKeys {
 
 /// The keys for payloads and root signatures.
 pub trait PayloadKeys: KnownKeys + 'static {
-    /// The key under which the payloads of an owner are sealed. None if the owner has no key, or payloads are
-    /// not sealed here.
-    fn sealing_key(&self, owner: &KeyOwner) -> Option<Arc<SealKey>>;
-
     /// The secrets that seal what callers carry.
     fn ring(&self) -> Arc<KeyRing>;
 
@@ -122,7 +118,8 @@ impl UserKey {
         Ok(Self::of(PayloadKey::from_bytes(bytes), now()))
     }
 
-    fn of(key: PayloadKey, since: Timestamp) -> Self {
+    /// A given key that was made at this time.
+    pub fn of(key: PayloadKey, since: Timestamp) -> Self {
         let seal = Arc::new(SealKey::of(&key));
         Self { key, since, seal }
     }
@@ -144,12 +141,15 @@ pub struct KeyFile {
     path: PathBuf,
     ring: Arc<KeyRing>,
     seals: bool,
-    keys: Mutex<Keys>,
+    /// Held while the file is written, so that reading keys never waits for the disk.
+    writing: Mutex<()>,
+    keys: RwLock<Keys>,
 }
 
 #[derive(Debug, Default)]
 struct Keys {
-    by_owner: BTreeMap<String, UserKey>,
+    /// The newest is the last one. An owner whose key was lost for a while has several.
+    by_owner: BTreeMap<String, Vec<UserKey>>,
     by_seal: HashMap<SealKeyId, Arc<SealKey>>,
     /// Lines that the key ring cannot open, by owner.
     unreadable: Vec<(String, String)>,
@@ -158,7 +158,13 @@ struct Keys {
 impl Keys {
     fn insert(&mut self, owner: String, key: UserKey) {
         self.by_seal.insert(key.seal.id(), Arc::clone(&key.seal));
-        self.by_owner.insert(owner, key);
+        let keys = self.by_owner.entry(owner).or_default();
+        keys.push(key);
+        keys.sort_by_key(|key| key.since);
+    }
+
+    fn newest(&self, owner: &str) -> Option<&UserKey> {
+        self.by_owner.get(owner)?.last()
     }
 }
 
@@ -211,7 +217,8 @@ impl KeyFile {
             path,
             ring,
             seals: true,
-            keys: Mutex::new(keys),
+            writing: Mutex::default(),
+            keys: RwLock::new(keys),
         })
     }
 
@@ -223,18 +230,18 @@ impl KeyFile {
 
     /// Whether there is no key at all.
     pub fn is_empty(&self) -> bool {
-        let keys = self.lock();
+        let keys = self.read();
         keys.by_owner.is_empty() && keys.unreadable.is_empty()
     }
 
     /// How many keys there are.
     pub fn count(&self) -> usize {
-        self.lock().by_owner.len()
+        self.read().by_owner.len()
     }
 
     /// How many keys the file has that the key ring cannot open.
     pub fn unreadable(&self) -> usize {
-        self.lock().unreadable.len()
+        self.read().unreadable.len()
     }
 
     /// Adds a new secret to the key ring and wraps every key with it. What callers carry stays valid, for the
@@ -244,9 +251,9 @@ impl KeyFile {
     ///
     /// If a file cannot be written.
     pub fn rotate_ring(&self) -> Result<RingKeyId, StoreError> {
-        let keys = self.lock();
+        let _writing = self.write_turn();
         let fresh = self.ring.rotate()?;
-        self.rewrite(&keys, None)?;
+        self.rewrite(&self.read(), None)?;
         Ok(fresh)
     }
 
@@ -255,6 +262,7 @@ impl KeyFile {
         let by = self.ring.newest();
         let kept = keys.by_owner.iter();
         let kept = kept.filter(|(owner, _)| Some(owner.as_str()) != but);
+        let kept = kept.flat_map(|(owner, keys)| keys.iter().map(move |key| (owner, key)));
         let mut text: String = kept
             .map(|(owner, key)| line(&by, owner, key))
             .collect::<Result<_, _>>()?;
@@ -279,55 +287,68 @@ impl KeyFile {
         self.path.parent().map_or(Ok(()), sync_directory)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Keys> {
-        // A panic elsewhere cannot leave the keys half changed: every change is an insert or a removal.
-        self.keys
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// One thread writes the file at a time.
+    fn write_turn(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // A panic elsewhere cannot leave the keys half changed: every change is an insert or a removal.
+    fn read(&self) -> RwLockReadGuard<'_, Keys> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, Keys> {
+        self.keys.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl SealKeys for KeyFile {
     fn seal_key(&self, id: SealKeyId) -> Option<Arc<SealKey>> {
-        self.lock().by_seal.get(&id).cloned()
+        self.read().by_seal.get(&id).map(Arc::clone)
+    }
+
+    fn key_of(&self, owner: &KeyOwner) -> Option<Arc<SealKey>> {
+        let keys = self.read();
+        let newest = keys.newest(&owner.to_string());
+        newest.map(|key| Arc::clone(&key.seal))
+    }
+
+    fn seals(&self) -> bool {
+        self.seals
     }
 }
 
 impl KnownKeys for KeyFile {
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
-        let keys = self.lock();
-        let kept = keys.by_owner.get(&owner.to_string());
-        kept.map(|kept| kept.key.clone())
+        let keys = self.read();
+        keys.newest(&owner.to_string()).map(|key| key.key.clone())
     }
 
     fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
-        let keys = self.lock();
-        keys.by_owner.get(&owner.to_string()).map(|kept| kept.since)
+        let keys = self.read();
+        keys.newest(&owner.to_string()).map(|key| key.since)
     }
 }
 
 impl PayloadKeys for KeyFile {
-    fn sealing_key(&self, owner: &KeyOwner) -> Option<Arc<SealKey>> {
-        let keys = self.lock();
-        let kept = keys.by_owner.get(&owner.to_string());
-        kept.filter(|_| self.seals)
-            .map(|kept| Arc::clone(&kept.seal))
-    }
-
     fn ring(&self) -> Arc<KeyRing> {
         Arc::clone(&self.ring)
     }
 
     fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
         let owner = owner.to_string();
-        let mut keys = self.lock();
-        let is_unreadable = keys.unreadable.iter().any(|(of, _)| *of == owner);
-        if !keys.by_owner.contains_key(&owner) && !is_unreadable {
-            return Ok(false);
+        let _writing = self.write_turn();
+        {
+            let keys = self.read();
+            let is_unreadable = keys.unreadable.iter().any(|(of, _)| *of == owner);
+            if !keys.by_owner.contains_key(&owner) && !is_unreadable {
+                return Ok(false);
+            }
+            self.rewrite(&keys, Some(&owner))?;
         }
-        self.rewrite(&keys, Some(&owner))?;
+        let mut keys = self.change();
         keys.unreadable.retain(|(of, _)| *of != owner);
-        if let Some(key) = keys.by_owner.remove(&owner) {
+        for key in keys.by_owner.remove(&owner).into_iter().flatten() {
             keys.by_seal.remove(&key.seal.id());
         }
         Ok(true)
@@ -335,12 +356,12 @@ impl PayloadKeys for KeyFile {
 
     fn keep(&self, owner: &KeyOwner, fresh: &UserKey) -> Result<PayloadKey, StoreError> {
         let owner = owner.to_string();
-        let mut keys = self.lock();
-        if let Some(kept) = keys.by_owner.get(&owner) {
+        let _writing = self.write_turn();
+        if let Some(kept) = self.read().newest(&owner) {
             return Ok(kept.key.clone());
         }
         append_line(&self.path, &line(&self.ring.newest(), &owner, fresh)?)?;
-        keys.insert(owner, fresh.clone());
+        self.change().insert(owner, fresh.clone());
         Ok(fresh.key.clone())
     }
 }
@@ -559,8 +580,17 @@ mod tests {
             .get_or_create(&tenant())
             .expect("new keys can be made");
         assert_eq!(without.get(&tenant()), Some(fresh));
+        let newer = without
+            .get_or_create(&bob())
+            .expect("also for the same owner");
+        std::fs::remove_file(&ring).expect("the new ring goes");
         std::fs::rename(&kept, &ring).expect("the ring is found");
         let again = KeyFile::open(directory.path()).expect("opens again");
-        assert_eq!(again.get(&bob()), Some(key));
+        assert_eq!(again.get(&bob()), Some(key.clone()));
+        again.rotate_ring().expect("rotates");
+        let text = std::fs::read_to_string(directory.path().join(KeyFile::NAME)).expect("reads");
+        assert_eq!(text.matches(&bob().to_string()).count(), 2, "{text}");
+        let opens = |key: &PayloadKey| again.seal_key(SealKey::of(key).id()).is_some();
+        assert!(opens(&key) && !opens(&newer));
     }
 }

@@ -26,6 +26,6 @@ pub use port::{
     HoldPlace, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage,
     MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress,
     SessionOrder, SessionPlace, SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage,
-    StateValue, Store, StoreError, StoredExchange, StoredItem, StoredRecord, TenantCommit,
-    record_bytes,
+    StateValue, Store, StoreError, StoredExchange, StoredItem, StoredRecord, TenantChange,
+    TenantCommit, record_bytes,
 };

@@ -39,6 +39,7 @@ use crate::port::{
     PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
     StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
 };
+use crate::seal::NoKeys;
 
 /// A store in memory.
 #[derive(Debug, Default)]
@@ -387,7 +388,7 @@ impl Entry {
         let bytes = codec::unpack(&commit.packed_record).map_err(|error| damaged(error.into()))?;
         let record = Record::from_bytes(&bytes).map_err(|error| damaged(error.into()))?;
         let named = record.bodies();
-        let stored = codec::unpack_bodies(&commit.packed_bodies, &named)
+        let stored = codec::unpack_bodies(&commit.packed_bodies, &named, &NoKeys)
             .map_err(|error| damaged(error.into()))?;
         let blob = |digest: Digest| commit.blobs.iter().find(|(named, _)| *named == digest);
         let bodies = stored
@@ -401,7 +402,7 @@ impl Entry {
                         .map_err(|error| damaged(error.into())),
                     None => Err(damaged("a blob is missing".into())),
                 },
-                StoredBody::Erased | StoredBody::Reference(_) => {
+                StoredBody::Erased | StoredBody::Reference(_) | StoredBody::KeyGone => {
                     Err(damaged("a new payload is not there".into()))
                 }
             });
@@ -456,6 +457,9 @@ impl_store! {
 
         fn session(session: SessionId) -> Option<SessionSummary> = tables.summary_of(session);
         fn sessions(query: SessionQuery) -> Vec<SessionSummary> = tables.list_sessions(&query);
+        fn sessions_of_user(tenant: Name, user: UserId, is_listed: bool, after: u64, limit: usize)
+            -> Vec<SessionSummary> =
+            tables.sessions_of_user((&tenant, user), is_listed, after, limit);
         fn session_named(tenant: Name, app: Name, user: UserId, name: String)
             -> Option<SessionSummary> = {
             let named = tables.names.get(&(tenant, app, user, name));

@@ -435,6 +435,17 @@ pub trait Store: Send + Sync + 'static {
         fresh: UserId,
     ) -> Result<UserId, StoreError>;
 
+    /// Up to `limit` sessions of a user after a place, by place: those that lists show, or the others, which are
+    /// deleted or keep the shared values of the user.
+    async fn sessions_of_user(
+        &self,
+        tenant: Name,
+        user: UserId,
+        is_listed: bool,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<SessionSummary>, StoreError>;
+
     /// The pseudonym of a user who was here before.
     async fn user(&self, tenant: Name, name: String) -> Result<Option<UserId>, StoreError>;
 
@@ -444,7 +455,7 @@ pub trait Store: Send + Sync + 'static {
     /// The users behind some pseudonyms, in the requested order.
     async fn user_names(&self, users: Vec<UserId>) -> Result<Vec<Option<String>>, StoreError>;
 
-    /// Appends to the audit stream of a tenant, and changes keys and addresses in the same transaction.
+    /// Appends to the audit stream of a tenant, and changes a row beside it in the same transaction.
     ///
     /// After `Ok`, it survives a crash and a loss of power.
     ///
@@ -999,15 +1010,24 @@ pub struct ChangedHead {
     pub head: SignedHead,
 }
 
-/// An entry of the audit stream with the key it changes.
+/// An entry of the audit stream with the row that it changes.
 #[derive(Debug, Clone)]
 pub struct TenantCommit {
     /// The entry.
     pub record: TenantRecord,
-    /// The key that is new or different, whole.
-    pub key: Option<ApiKey>,
-    /// The address that is new, different or gone.
-    pub address: Option<AddressChange>,
+    /// The row beside the stream that changes with it.
+    pub change: Option<TenantChange>,
+}
+
+/// A change of a row beside the audit stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TenantChange {
+    /// A key that is new or different, whole.
+    Key(ApiKey),
+    /// An address that is new, different or gone.
+    Address(AddressChange),
+    /// The name of a user, who was erased, is removed. The next user of that name gets another pseudonym.
+    UserForgotten(UserId),
 }
 
 /// A change of the resume address of an agent.

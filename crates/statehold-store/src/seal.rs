@@ -11,7 +11,9 @@ use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use hkdf::Hkdf;
 use sha2::Sha256;
-use statehold_core::digest::PayloadKey;
+use statehold_core::digest::{Digest, PayloadKey};
+
+use crate::keys::KeyOwner;
 
 /// By how much a payload grows when it is sealed.
 pub const SEAL_BYTES: usize = ID_BYTES + NONCE_BYTES + TAG_BYTES;
@@ -31,6 +33,7 @@ pub struct SealKeyId([u8; ID_BYTES]);
 pub struct SealKey {
     id: SealKeyId,
     cipher: XChaCha20Poly1305,
+    lookup: PayloadKey,
 }
 
 impl std::fmt::Debug for SealKey {
@@ -39,10 +42,25 @@ impl std::fmt::Debug for SealKey {
     }
 }
 
-/// The keys with which a reader opens payloads.
+/// The keys that seal and open payloads.
 pub trait SealKeys: Send + Sync {
     /// The key with this id. None if it was deleted or lost.
     fn seal_key(&self, id: SealKeyId) -> Option<Arc<SealKey>>;
+
+    /// The key of an owner. None if the owner has none here.
+    fn key_of(&self, owner: &KeyOwner) -> Option<Arc<SealKey>>;
+
+    /// Whether new payloads are sealed.
+    fn seals(&self) -> bool;
+}
+
+/// The texts that are found by a keyed digest. One text has another digest as another kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LookupKind {
+    /// The name of a session.
+    SessionName,
+    /// The name of a user.
+    UserName,
 }
 
 /// No keys: every sealed payload is one whose key is gone.
@@ -52,6 +70,14 @@ pub struct NoKeys;
 impl SealKeys for NoKeys {
     fn seal_key(&self, _id: SealKeyId) -> Option<Arc<SealKey>> {
         None
+    }
+
+    fn key_of(&self, _owner: &KeyOwner) -> Option<Arc<SealKey>> {
+        None
+    }
+
+    fn seals(&self) -> bool {
+        false
     }
 }
 
@@ -73,16 +99,28 @@ impl SealKey {
     ///
     /// Never: HKDF gives far more bytes.
     pub fn of(secret: &PayloadKey) -> Self {
-        let (mut id, mut key) = ([0; ID_BYTES], [0; 32]);
+        let (mut id, mut key, mut lookup) = ([0; ID_BYTES], [0; 32], [0; 32]);
         let derivation = Hkdf::<Sha256>::new(Some(SALT), secret.expose());
         derivation
             .expand(b"id", &mut id)
             .and_then(|()| derivation.expand(b"key", &mut key))
+            .and_then(|()| derivation.expand(b"lookup", &mut lookup))
             .expect("HKDF gives up to 8160 bytes");
         Self {
             id: SealKeyId(id),
             cipher: XChaCha20Poly1305::new(&key.into()),
+            lookup: PayloadKey::from_bytes(lookup),
         }
+    }
+
+    /// The digest that a text is found by, if it is stored sealed.
+    pub fn lookup(&self, kind: LookupKind, text: &str) -> Vec<u8> {
+        let kind = match kind {
+            LookupKind::SessionName => "session name",
+            LookupKind::UserName => "user name",
+        };
+        let named = [kind.as_bytes(), b"\0", text.as_bytes()].concat();
+        Digest::keyed(&self.lookup, &named).as_bytes().to_vec()
     }
 
     /// The name of the key.
@@ -146,6 +184,14 @@ mod tests {
         fn seal_key(&self, id: SealKeyId) -> Option<Arc<SealKey>> {
             (self.0.id == id).then(|| Arc::clone(&self.0))
         }
+
+        fn key_of(&self, _owner: &KeyOwner) -> Option<Arc<SealKey>> {
+            Some(Arc::clone(&self.0))
+        }
+
+        fn seals(&self) -> bool {
+            true
+        }
     }
 
     fn key(secret: u8) -> SealKey {
@@ -154,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_was_sealed_is_opened_by_its_own_key_only() {
-        for bytes in [&b""[..], b"x", &[7; 100_000]] {
+        for bytes in [&b""[..], b"x", &[7; 10_000]] {
             let sealed = key(1).seal(b"a", bytes);
             assert_eq!(sealed.len(), bytes.len() + SEAL_BYTES);
             let open = |secret, bound: &[u8]| open(&One(Arc::new(key(secret))), bound, &sealed);
@@ -162,6 +208,19 @@ mod tests {
             assert_eq!(open(1, b"b"), Err(SealError::Damaged));
             assert_eq!(open(2, b"a"), Err(SealError::KeyGone));
         }
+    }
+
+    #[test]
+    fn a_text_is_found_by_another_digest_under_each_key_and_as_each_kind() {
+        let named = |secret, kind| key(secret).lookup(kind, "bob");
+        let digests = [
+            named(1, LookupKind::SessionName),
+            named(2, LookupKind::SessionName),
+            named(1, LookupKind::UserName),
+        ];
+        assert_eq!(digests[0], named(1, LookupKind::SessionName));
+        assert_ne!(digests[0], digests[1]);
+        assert_ne!(digests[0], digests[2]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod read;
 mod readers;
 mod recent;
 mod schema;
+mod sealing;
 mod snapshot;
 mod sql;
 mod sums;
@@ -61,10 +62,12 @@ use crate::port::{
 use erase::ErasedRows;
 use fork::ForkPlaces;
 use readers::Readers;
-use snapshot::Snapshot;
+use snapshot::{KeyedConnection, Snapshot};
 use tail::{RowReader, Tail};
 use verify::Verifier;
 use writer::Writer;
+
+use crate::seal::{NoKeys, SealKeys};
 
 pub use crate::check::{CheckReport, Problem, ProblemKind};
 pub use schema::{APPLICATION_ID, LAYOUT_VERSION};
@@ -92,6 +95,8 @@ pub struct SqliteOptions {
     pub sync: bool,
     /// Counts the operations of the connections.
     pub meter: Option<Arc<Meter>>,
+    /// The keys that seal and open what was said. Without keys nothing is sealed.
+    pub keys: Arc<dyn SealKeys>,
 }
 
 /// Counts work instead of timing it.
@@ -112,6 +117,7 @@ impl Default for SqliteOptions {
             pages_max: None,
             sync: true,
             meter: None,
+            keys: Arc::new(NoKeys),
         }
     }
 }
@@ -148,8 +154,8 @@ pub struct SqliteStore {
     readers: Readers,
     tail: Arc<Tail>,
     damage: Arc<DamageLog>,
-    /// Held as long as the store is open.
-    _lock: File,
+    keys: Arc<dyn SealKeys>,
+    _locked: DataDirectory,
 }
 
 impl std::fmt::Debug for SqliteStore {
@@ -165,9 +171,17 @@ impl SqliteStore {
     ///
     /// If another process has it open, the file is not ours, is of another version, is a backup, or is damaged.
     pub fn open(directory: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
+        Self::open_locked(DataDirectory::lock(directory)?, options)
+    }
+
+    /// Opens a data directory that this process has locked, or begins one.
+    ///
+    /// # Errors
+    ///
+    /// If the file is not ours, is of another version, is a backup, or is damaged.
+    pub fn open_locked(locked: DataDirectory, options: SqliteOptions) -> Result<Self, StoreError> {
         schema::require_engine()?;
-        create_directory(directory)?;
-        let lock = take_lock(directory)?;
+        let directory = &locked.path;
         let path = directory.join(FILE_NAME);
         wal::require_no_gap(&path)?;
         // The engine gives the files beside it the same mode.
@@ -187,7 +201,8 @@ impl SqliteStore {
             count_steps(&mut conn, Arc::clone(meter), |meter| &meter.steps)?;
         }
         let readers = Readers::start(&path, options.readers.max(1), options.meter.as_ref())?;
-        let tail = Arc::new(Tail::new(options.tail_bytes_max));
+        let keys = options.keys;
+        let tail = Arc::new(Tail::new(options.tail_bytes_max, Arc::clone(&keys)));
         let damage = Arc::new(DamageLog::default());
         let noted = Arc::clone(&damage);
         let writer = Writer::start(conn, epoch, options.on_stop, Arc::clone(&tail), noted);
@@ -197,7 +212,8 @@ impl SqliteStore {
             readers,
             tail,
             damage,
-            _lock: lock,
+            keys,
+            _locked: locked,
         })
     }
 
@@ -277,9 +293,10 @@ impl SqliteStore {
         &self,
         query: impl FnOnce(&Snapshot<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let damage = Arc::clone(&self.damage);
+        let (damage, keys) = (Arc::clone(&self.damage), Arc::clone(&self.keys));
         let query = move |conn: &Connection| {
-            let damage = &*damage;
+            let (keys, damage) = (&*keys, &*damage);
+            let conn = KeyedConnection { conn, keys };
             query(&Snapshot { conn, damage })
         };
         self.readers.read(query).await
@@ -308,6 +325,28 @@ impl SqliteStore {
     fn noted<T>(&self, session: SessionId, read: Result<T, StoreError>) -> Result<T, StoreError> {
         read.map_err(|error| error.in_session(session))
             .inspect_err(|error| self.damage.note(error))
+    }
+}
+
+/// A data directory that this process has locked. Nobody else may touch its files until this is dropped.
+#[derive(Debug)]
+pub struct DataDirectory {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl DataDirectory {
+    /// Locks a data directory, which is made if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// If another process has it open, or it cannot be made.
+    pub fn lock(path: &Path) -> Result<Self, StoreError> {
+        create_directory(path)?;
+        Ok(Self {
+            _lock: take_lock(path)?,
+            path: path.to_owned(),
+        })
     }
 }
 
@@ -400,6 +439,9 @@ impl_store! {
         fn answers_kept() -> u64 = read::answers_kept(conn);
 
         fn sessions(query: SessionQuery) -> Vec<SessionSummary> = read::sessions(conn, &query);
+        fn sessions_of_user(tenant: Name, user: UserId, is_listed: bool, after: u64, limit: usize)
+            -> Vec<SessionSummary> =
+            read::sessions_of_user(conn, (&tenant, user), is_listed, after, limit);
         fn session_named(tenant: Name, app: Name, user: UserId, name: String)
             -> Option<SessionSummary> = read::session_named(conn, (&tenant, &app, user), &name);
         fn children_of(request: RequestId) -> Vec<RequestId> = read::children_of(conn, request);
@@ -449,7 +491,8 @@ impl_store! {
     }
 
     async fn begin_commit(&self, mut commit: Commit) -> Result<PendingCommit, StoreError> {
-        // Here, so that the writing thread hashes nothing of a caller.
+        // Here, so that the writing thread encrypts and hashes nothing of a caller.
+        sealing::prepare(&mut commit, &*self.keys)?;
         commit.answer_sum = commit.answer.as_ref().map(sums::answer_sum);
         if commit.writes.fork.is_none() {
             return self.writer.begin_commit(commit, None).await;
@@ -593,6 +636,7 @@ impl_store! {
         name: String,
         fresh: UserId,
     ) -> Result<UserId, StoreError> {
+        let name = sealing::user_text(&*self.keys, &tenant, fresh, &name);
         let intern = move |conn: &mut Connection| tenant::intern_user(conn, &tenant, &name, fresh);
         self.writer.run(intern).await
     }

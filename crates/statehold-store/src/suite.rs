@@ -250,6 +250,8 @@ promises! {
     tenants {
         a_user_has_one_pseudonym,
         a_new_user_is_stored_with_the_commit_of_their_session,
+        a_forgotten_user_is_new_again,
+        sessions_of_a_user_are_found_listed_or_not,
         of_many_who_ask_for_a_pseudonym_all_get_one,
         the_audit_stream_of_a_tenant_is_a_chain,
         an_entry_that_does_not_follow_is_refused_with_its_key,

@@ -111,6 +111,8 @@ pub(crate) struct StoreConfig {
     pub(crate) readers: NonZeroUsize,
     /// The bytes of memory for the newest records of sessions in use.
     pub(crate) tail_bytes_max: usize,
+    /// Whether everything that is said from now on is encrypted in the file.
+    pub(crate) encrypt: bool,
 }
 
 impl Default for StoreConfig {
@@ -119,6 +121,7 @@ impl Default for StoreConfig {
             data: PathBuf::from("./statehold-data"),
             readers: NonZeroUsize::new(2).expect("not zero"),
             tail_bytes_max: 64 * 1024 * 1024,
+            encrypt: true,
         }
     }
 }

@@ -16,7 +16,7 @@ use statehold_store::Store;
 use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::KeyFile;
 use statehold_store::memory::MemoryStore;
-use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+use statehold_store::sqlite::{DataDirectory, SqliteOptions, SqliteStore};
 
 use crate::config::StoreConfig;
 
@@ -37,17 +37,26 @@ pub(crate) async fn on_disk(
     policies: Policies,
 ) -> anyhow::Result<EngineParts> {
     let data = &config.data;
+    let locked = DataDirectory::lock(data)?;
+    let keys = Arc::new(KeyFile::open(data)?.sealing(config.encrypt));
     let options = SqliteOptions {
         readers: config.readers.get(),
         tail_bytes_max: config.tail_bytes_max,
+        keys: Arc::<KeyFile>::clone(&keys),
         ..SqliteOptions::default()
     };
-    let store = SqliteStore::open(data, options)?;
-    let keys = KeyFile::open(data)?;
+    let store = SqliteStore::open_locked(locked, options)?;
     if keys.is_empty() && store.last_place().await? > 0 {
         tracing::warn!(
-            "the key file `user-keys` is empty or new, but there is data: payloads that were written \
-             before cannot be verified; stop the server and put the old file back"
+            "the key file `user-keys` is empty or new, but there is data: everything that was said before \
+             stays unreadable; stop the server and put the old `key-ring` and `user-keys` back"
+        );
+    }
+    if keys.unreadable() > 0 {
+        tracing::warn!(
+            keys = keys.unreadable(),
+            "the key ring cannot open some keys of `user-keys`: the text of these users stays unreadable; stop \
+             the server and put the old `key-ring` back"
         );
     }
     let options = EngineOptions {
@@ -55,7 +64,7 @@ pub(crate) async fn on_disk(
         hold_keys: Arc::new(HoldKeyFile::open(data)?),
         ..EngineOptions::default()
     };
-    start_engine(Arc::new(store), Arc::new(keys), clock, options).await
+    start_engine(Arc::new(store), keys, clock, options).await
 }
 
 /// Starts an engine that keeps its data in memory.

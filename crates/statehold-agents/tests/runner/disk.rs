@@ -183,6 +183,7 @@ store_of_disk! {
     fn has_api_keys() -> bool;
     fn resume_addresses() -> Vec<ResumeAddress>;
     fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize) -> Vec<LiveWork>;
+    fn sessions_of_user(tenant: Name, user: UserId, is_listed: bool, after: u64, limit: usize) -> Vec<SessionSummary>;
     fn session_named(tenant: Name, app: Name, user: UserId, name: String) -> Option<SessionSummary>;
     fn sessions(query: SessionQuery) -> Vec<SessionSummary>;
     fn open_holds(query: HoldQuery) -> Vec<HoldSummary>;

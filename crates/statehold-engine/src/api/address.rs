@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use statehold_core::name::Name;
 use statehold_core::tenant::TenantEvent;
-use statehold_store::{AddressChange, ResumeAddress};
+use statehold_store::{AddressChange, ResumeAddress, TenantChange};
 use utoipa::ToSchema;
 
 use super::json::Time;
@@ -100,7 +100,9 @@ pub async fn remove(engine: &Engine, caller: &Caller, agent: &Name) -> Result<()
         agent: agent.clone(),
     };
     let change = AddressChange::Removed(agent.clone());
-    engine.append_audit(caller, event, None, Some(change)).await
+    engine
+        .append_audit(caller, event, Some(TenantChange::Address(change)))
+        .await
 }
 
 fn require_right(caller: &Caller, agent: &Name) -> Result<(), EngineError> {

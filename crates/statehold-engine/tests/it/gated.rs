@@ -572,6 +572,20 @@ impl Store for GatedStore {
         self.asked().has_api_keys().await
     }
 
+    async fn sessions_of_user(
+        &self,
+        tenant: Name,
+        user: UserId,
+        is_listed: bool,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<SessionSummary>, StoreError> {
+        let found = self
+            .asked()
+            .sessions_of_user(tenant, user, is_listed, after, limit);
+        found.await
+    }
+
     async fn session_named(
         &self,
         tenant: Name,

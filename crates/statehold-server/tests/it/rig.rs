@@ -27,6 +27,7 @@ use statehold_server::seal::Sealer;
 use statehold_server::{Metrics, ServerOptions};
 use statehold_store::Store;
 use statehold_store::hold_keys::HoldKeyFile;
+use statehold_store::key_ring::KeyRing;
 use statehold_store::keys::KeyFile;
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
@@ -230,8 +231,7 @@ impl Rig {
         let store = self.store.as_ref().expect("it is on disk");
         let made = store.backup(to.path().join("backup")).await;
         made.expect("the backup is made");
-        let keys = to.path().join(KeyFile::NAME);
-        std::fs::copy(self.data().join(KeyFile::NAME), keys).expect("keys can be copied");
+        copy_keys(self.data(), to.path());
         to
     }
 
@@ -241,8 +241,7 @@ impl Rig {
         let restored =
             SqliteStore::restore(&backup.path().join("backup"), data.path(), &mut |_, _| {});
         restored.expect("the backup is restored");
-        let keys = backup.path().join(KeyFile::NAME);
-        std::fs::copy(keys, data.path().join(KeyFile::NAME)).expect("keys can be copied");
+        copy_keys(backup.path(), data.path());
         Self::start(Some(data), Setup::default()).await
     }
 
@@ -352,12 +351,23 @@ fn open(data: Option<&Path>) -> Opened {
             None,
         ),
         Some(data) => {
-            let store = SqliteStore::open(data, SqliteOptions::default());
+            let keys = Arc::new(KeyFile::open(data).expect("keys can be kept"));
+            let options = SqliteOptions {
+                keys: Arc::<KeyFile>::clone(&keys),
+                ..SqliteOptions::default()
+            };
+            let store = SqliteStore::open(data, options);
             let store = Arc::new(store.expect("the store opens"));
-            let keys = KeyFile::open(data).expect("keys can be kept");
             let on_disk = Arc::clone(&store);
-            (store, Arc::new(keys), Some(on_disk))
+            (store, keys, Some(on_disk))
         }
+    }
+}
+
+/// Copies the keys of a data directory, without which nothing in it can be read.
+fn copy_keys(from: &Path, to: &Path) {
+    for name in [KeyRing::NAME, KeyFile::NAME] {
+        std::fs::copy(from.join(name), to.join(name)).expect("keys can be copied");
     }
 }
 

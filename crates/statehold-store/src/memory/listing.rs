@@ -107,6 +107,26 @@ impl Tables {
         found
     }
 
+    pub(super) fn sessions_of_user(
+        &self,
+        (tenant, user): (&Name, UserId),
+        is_listed: bool,
+        after: u64,
+        limit: usize,
+    ) -> Vec<SessionSummary> {
+        let all = self.owned().map(|(kept, owner)| summary(kept, owner));
+        let theirs = all.filter(|found| {
+            let of = &found.owner;
+            (&of.tenant, of.user) == (tenant, user)
+                && found.place > after
+                && is_listed == (!found.deleted && of.agent.as_str() != STATE_KEEPER)
+        });
+        let mut found: Vec<SessionSummary> = theirs.collect();
+        found.sort_by_key(|summary| summary.place);
+        found.truncate(limit);
+        found
+    }
+
     pub(super) fn summary_of(&self, session: SessionId) -> Option<SessionSummary> {
         let kept = self.sessions.get(&session)?;
         Some(summary(kept, kept.state.owner.as_ref()?))

@@ -7,7 +7,7 @@ use statehold_core::name::Name;
 use statehold_core::session::Owner;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 
-use crate::port::{AddressChange, ApiKey, ResumeAddress, StoreError, TenantCommit};
+use crate::port::{AddressChange, ApiKey, ResumeAddress, StoreError, TenantChange, TenantCommit};
 
 #[derive(Debug, Default)]
 pub(super) struct Tenants {
@@ -49,19 +49,23 @@ impl Tenants {
         if content.seq != head.seq + 1 || content.prev_hash != head.hash {
             return Err(StoreError::TenantConflict { found: head.seq });
         }
-        match commit.address {
-            Some(AddressChange::Set(address)) => {
+        match commit.change {
+            Some(TenantChange::Key(key)) => drop(self.keys.insert(key.id, key)),
+            Some(TenantChange::Address(AddressChange::Set(address))) => {
                 let key = (address.tenant.clone(), address.agent.clone());
                 self.addresses.insert(key, address);
             }
-            Some(AddressChange::Removed(agent)) => {
+            Some(TenantChange::Address(AddressChange::Removed(agent))) => {
                 self.addresses.remove(&(content.tenant.clone(), agent));
+            }
+            Some(TenantChange::UserForgotten(user)) => {
+                let tenant = &content.tenant;
+                self.users.retain(|(of, _), id| of != tenant || *id != user);
             }
             None => {}
         }
         let stream = self.streams.entry(content.tenant.clone()).or_default();
         stream.push(commit.record);
-        self.keys.extend(commit.key.map(|key| (key.id, key)));
         Ok(())
     }
 

@@ -108,7 +108,8 @@ fn check_session(
         before = entry.record.hash;
         let state = folded.get_or_insert_with(|| SessionState::new(content.session));
         check_record(&stored, state, &mut facts, report);
-        check_payloads(&stored, state, Some(keys), report);
+        let sealed = vec![false; stored.bodies.len()];
+        check_payloads(&stored, &sealed, state, Some(keys), report);
         let replaced = anchor.and_then(|anchor| anchor.compare(session, &stored.record));
         report.add_all(replaced);
         apply(state, &entry.record);

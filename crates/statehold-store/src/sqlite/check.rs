@@ -29,13 +29,15 @@ use statehold_core::tenant::TenantHead;
 use erased::ErasureCheck;
 use memories::Memories;
 
-use super::log::{self, SessionRow, Uuid16};
+use super::log::{self, OpenedBody, SessionRow, Uuid16};
+use super::snapshot::KeyedConnection;
 use super::sql::{corrupt_or_unavailable, damaged};
 use super::{read, schema};
 use crate::check::{Anchors, CheckReport, Problem, ProblemKind, check_payloads, check_record};
 use crate::commit::results_in;
 use crate::keys::{KeyFile, KnownKeys};
 use crate::port::{PageLimit, StoreError, StoredRecord};
+use crate::seal::{NoKeys, SealKeys};
 
 /// How many records are held in memory at a time.
 const PAGE: usize = 1_000;
@@ -104,6 +106,11 @@ fn check_all(
         report.go_on(checked)?;
     }
     let mut anchors = Anchors::default();
+    let opened_by = keys.map_or(&NoKeys as &dyn SealKeys, |keys| keys);
+    let sealed = KeyedConnection {
+        conn,
+        keys: opened_by,
+    };
     let checked = tenant::check(conn, keys, extent, &mut anchors, report);
     report.go_on(checked)?;
     let beside_sessions = report.problems_total;
@@ -112,10 +119,10 @@ fn check_all(
     for (done, session) in sessions.iter().enumerate() {
         progress(done, sessions.len());
         let known = report.problems.len();
-        let checked = check_session(conn, *session, keys, &mut anchors, report, &mut rows);
+        let checked = check_session(&sealed, *session, keys, &mut anchors, report, &mut rows);
         match checked {
             Err(error) if is_interrupted(&error) => return Err(error),
-            Err(error) => report.add(damage_of(conn, *session, &error)),
+            Err(error) => report.add(damage_of(&sealed, *session, &error)),
             Ok(()) => {}
         }
         for problem in &mut report.problems[known..] {
@@ -134,7 +141,7 @@ fn check_all(
     report.go_on(checked)?;
     // On a damaged log this would only say the same things again.
     if report.problems_total == beside_sessions {
-        beside::check(conn, report)?;
+        beside::check(&sealed, report)?;
     }
     Ok(())
 }
@@ -162,7 +169,7 @@ fn is_alone(conn: &Connection, tenant: Option<&Name>) -> Result<bool, StoreError
 }
 
 /// The first damaged record of a session, or else the error itself.
-fn damage_of(conn: &Connection, session: SessionId, error: &StoreError) -> Problem {
+fn damage_of(conn: &KeyedConnection<'_>, session: SessionId, error: &StoreError) -> Problem {
     let row = log::session_row(conn, session).ok().flatten();
     let damage = row.and_then(|row| log::first_damage(conn, &row));
     let Some(damage) = damage else {
@@ -271,7 +278,7 @@ impl RowCounts {
 }
 
 fn check_session(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     session: SessionId,
     keys: Option<&dyn KnownKeys>,
     anchors: &mut Anchors,
@@ -298,13 +305,16 @@ fn check_session(
         }
         first += page.len() as u64;
         for (log, record) in page {
-            let bodies = log.bodies(conn, row.user, &record)?;
+            let opened = log.opened(conn, row.user, &record.bodies())?;
+            let is_sealed = |body: &OpenedBody| *body == OpenedBody::KeyGone;
+            let sealed: Vec<bool> = opened.iter().map(is_sealed).collect();
+            let bodies = opened.into_iter().map(OpenedBody::bytes).collect();
             let stored = &StoredRecord { record, bodies };
             let begins = stored.record.content.session;
             let state = state.get_or_insert_with(|| SessionState::new(begins));
             check_record(stored, state, &mut facts, report);
-            check_payloads(stored, state, keys, report);
-            erased.note(session, stored);
+            check_payloads(stored, &sealed, state, keys, report);
+            erased.note(session, stored, &sealed);
             let replaced = anchor.and_then(|anchor| anchor.compare(session, &stored.record));
             report.add_all(replaced);
             let (after, changes) = project(state, &stored.record);
@@ -387,7 +397,7 @@ fn check_ended(
 }
 
 fn compare_projections(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     row: &SessionRow,
     folded: &SessionState,
     report: &mut CheckReport,
@@ -443,7 +453,11 @@ fn compare_projections(
     Ok(())
 }
 
-fn is_unlike_log(conn: &Connection, row: &SessionRow, key: &StateKey) -> Result<bool, StoreError> {
+fn is_unlike_log(
+    conn: &KeyedConnection<'_>,
+    row: &SessionRow,
+    key: &StateKey,
+) -> Result<bool, StoreError> {
     let Some(found) = read::state_value(conn, row.id, key)? else {
         return Ok(false);
     };

@@ -12,7 +12,6 @@ use super::log::{self, LogRow, SessionRow};
 use super::read;
 use super::sql::{damaged, from_sql, id_bytes, to_sql};
 use super::write::{put_state, run, write_task_state};
-use crate::codec;
 use crate::commit::Commit;
 use crate::port::{FORK_LEVELS_MAX, StoreError};
 
@@ -240,15 +239,15 @@ pub(super) fn copy_task_states(
         }
         let state = places.tasks.get(old).and_then(|place| place.state);
         if let Some((log, request)) = state
-            && let Some(value) = private_state(conn, user, log, request)?
+            && let Some(packed) = private_state(conn, user, log, request)?
         {
-            write_task_state(conn, *new, pk, request, log, &value)?;
+            write_task_state(conn, *new, pk, request, log, &packed)?;
         }
     }
     Ok(())
 }
 
-/// The private state that a request wrote in a row. None if it was erased.
+/// The private state that a request wrote in a row, as the table stores it. None if it was erased.
 fn private_state(
     conn: &Connection,
     user: UserId,
@@ -259,14 +258,14 @@ fn private_state(
     let record = row.record()?;
     let (mut index, mut found) = (0, None);
     for event in &record.content.events {
+        let bodies = event.bodies();
         if matches!(event, Event::TaskStatePut { request, .. } if *request == by) {
-            found = Some(index);
+            found = bodies.first().map(|name| (index, *name));
         }
-        index += event.bodies().len();
+        index += bodies.len();
     }
-    let index = found.ok_or_else(|| damaged(row.place(), "it has no private state"))?;
-    let bodies = row.bodies(conn, user, &record)?;
-    Ok(bodies.into_iter().nth(index).flatten())
+    let found = found.ok_or_else(|| damaged(row.place(), "it has no private state"))?;
+    row.packed_body(conn, user, found.0, found.1)
 }
 
 /// Gives a fork the state that its origin had.
@@ -298,10 +297,10 @@ pub(super) fn copy_state(
             None => value_row(conn, &origin, key, *version)?,
         };
         let value = read::put_in(log::row(conn, log)?, key)?;
-        let value = value.map(|put| put.value(conn, origin.user)).transpose()?;
-        let value = value.flatten();
-        let value = value.ok_or_else(|| damaged(format!("`{key}` in row {log}"), "no value"))?;
-        put_state(conn, pk, key, *version, &codec::pack(&value))?;
+        let packed = value.map(|put| put.packed(conn, origin.user)).transpose()?;
+        let packed = packed.flatten();
+        let packed = packed.ok_or_else(|| damaged(format!("`{key}` in row {log}"), "no value"))?;
+        put_state(conn, pk, key, *version, &packed)?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::log::{self, Uuid16};
 use super::read::{SUMMARY_COLUMNS, SUMMARY_WIDTH, SummaryRow, all, by_id, first, parse};
-use super::snapshot::Snapshot;
+use super::snapshot::{KeyedConnection, Snapshot};
 use super::sql::{damaged, from_sql, id_bytes, to_sql};
 use crate::codec;
 use crate::commit::hold_changes_in;
@@ -20,13 +20,17 @@ use crate::port::{
     HoldChange, HoldOrder, HoldPlace, HoldQuery, HoldSummary, LineageStep, PageLimit, StoreError,
     StoredRecord,
 };
+use crate::seal::SealKeys;
 
 /// The tables of holds.
 const OPEN: &str = "open_hold";
 const DECIDED: &str = "closed_hold";
 
 /// The holds that a request ever opened, in the order of opening.
-pub(super) fn holds_of(conn: &Connection, request: RequestId) -> Result<Vec<HoldId>, StoreError> {
+pub(super) fn holds_of(
+    conn: &KeyedConnection<'_>,
+    request: RequestId,
+) -> Result<Vec<HoldId>, StoreError> {
     let held = held_by(conn, &[request])?;
     Ok(held.into_iter().map(|row| row.hold.id).collect())
 }
@@ -83,7 +87,7 @@ pub(super) fn open_holds(
     ];
     let sql = hold_sql(OPEN, &format!("INDEXED BY {by}"), &rest);
     from.list(&sql, key, query.limit, |row| {
-        Ok(HoldRow::read(row)?.into_summary(OPEN)?)
+        Ok(HoldRow::read(row)?.into_summary(OPEN, from.keys)?)
     })
 }
 
@@ -143,12 +147,15 @@ pub(super) fn decided_holds(
     ];
     let sql = hold_sql(DECIDED, &format!("INDEXED BY {by}"), &rest);
     from.list(&sql, key, query.limit, |row| {
-        Ok(HoldRow::read(row)?.into_summary(DECIDED)?)
+        Ok(HoldRow::read(row)?.into_summary(DECIDED, from.keys)?)
     })
 }
 
 /// Holds by their ids, open or decided.
-pub(super) fn by_ids(conn: &Connection, ids: &[HoldId]) -> Result<Vec<HoldSummary>, StoreError> {
+pub(super) fn by_ids(
+    conn: &KeyedConnection<'_>,
+    ids: &[HoldId],
+) -> Result<Vec<HoldSummary>, StoreError> {
     let mut found = Vec::with_capacity(ids.len());
     for id in ids {
         let mut rows = select_by(conn, OPEN, "id", id.as_uuid())?;
@@ -162,7 +169,7 @@ pub(super) fn by_ids(conn: &Connection, ids: &[HoldId]) -> Result<Vec<HoldSummar
 
 /// All holds that some requests ever opened, those of each in the order of opening.
 pub(super) fn held_by(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     requests: &[RequestId],
 ) -> Result<Vec<HoldSummary>, StoreError> {
     let mut found = Vec::new();
@@ -177,14 +184,14 @@ pub(super) fn held_by(
 }
 
 fn select_by(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     table: &str,
     column: &str,
     id: &Uuid,
 ) -> Result<Vec<HoldSummary>, StoreError> {
     let sql = hold_sql(table, "", &format!("{table}.{column} = ?1"));
     let rows = all(conn, &sql, [id_bytes(id)], HoldRow::read)?.into_iter();
-    rows.map(|row| row.into_summary(table)).collect()
+    rows.map(|row| row.into_summary(table, conn.keys)).collect()
 }
 
 /// Selects holds of one table, each with its session.
@@ -217,12 +224,13 @@ impl HoldRow {
         })
     }
 
-    fn into_summary(self, table: &str) -> Result<HoldSummary, StoreError> {
+    fn into_summary(self, table: &str, keys: &dyn SealKeys) -> Result<HoldSummary, StoreError> {
         let session = self.session.session();
-        self.parse(table).map_err(|error| error.in_session(session))
+        self.parse(table, keys)
+            .map_err(|error| error.in_session(session))
     }
 
-    fn parse(self, table: &str) -> Result<HoldSummary, StoreError> {
+    fn parse(self, table: &str, keys: &dyn SealKeys) -> Result<HoldSummary, StoreError> {
         let place = format!("the table `{table}`");
         let (hold, decision): (Hold, _) = if table == OPEN {
             (parse(&place, &self.body)?, None)
@@ -233,7 +241,7 @@ impl HoldRow {
         let result = self.result.as_deref();
         Ok(HoldSummary {
             place: HoldPlace::of(&hold, from_sql(self.pk)),
-            session: self.session.into_summary()?,
+            session: self.session.into_summary(keys)?,
             agent: name(&place, &self.agent)?,
             hold,
             decision,
@@ -345,7 +353,7 @@ fn task_of(conn: &Connection, id: TaskId) -> Result<(u64, Name), StoreError> {
 
 /// Single records of any sessions, in the requested order, as many as fit and one at least.
 pub(super) fn records_at(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     places: &[(SessionId, u64)],
     bytes_max: u64,
 ) -> Result<Vec<Option<StoredRecord>>, StoreError> {

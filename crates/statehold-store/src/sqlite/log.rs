@@ -11,6 +11,7 @@ use statehold_core::request::RequestOutcome;
 use statehold_core::session::SessionState;
 use uuid::Uuid;
 
+use super::snapshot::KeyedConnection;
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
 use super::tail::RowReader;
 use crate::codec::{self, BodyPlace, CodecError, StoredBody};
@@ -132,6 +133,25 @@ pub(super) struct LogRow {
     own: Option<OwnRow>,
     /// Payloads in the table `blob`, packed. Only the tail has some.
     pub(super) blobs: Vec<(Digest, Vec<u8>)>,
+}
+
+/// A payload that was looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum OpenedBody {
+    Bytes(Vec<u8>),
+    /// Removed on purpose.
+    Erased,
+    /// There, and sealed under a key that is gone.
+    KeyGone,
+}
+
+impl OpenedBody {
+    pub(super) fn bytes(self) -> Option<Vec<u8>> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Erased | Self::KeyGone => None,
+        }
+    }
 }
 
 /// The facts that a commit hands to its row in memory.
@@ -307,31 +327,34 @@ impl LogRow {
         first: usize,
         named: &[BodyRef],
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let stored = codec::unpack_some(&self.bodies, first, named);
-        self.open(rows, stored, named, |name| rows.blob(self, user, name))
+        let stored = codec::unpack_some(&self.bodies, first, named, rows.keys);
+        let opened = self.open(rows, stored, named, |name| rows.blob(self, user, name))?;
+        Ok(opened.into_iter().map(OpenedBody::bytes).collect())
     }
 
-    /// Stored payloads with their bytes.
+    /// Stored payloads with their bytes. `blob` returns no bytes if the key of the blob is gone.
     fn open(
         &self,
-        conn: &Connection,
+        conn: &KeyedConnection<'_>,
         stored: Result<Vec<StoredBody>, CodecError>,
         named: &[BodyRef],
-        blob: impl Fn(&BodyRef) -> Result<Vec<u8>, StoreError>,
-    ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        blob: impl Fn(&BodyRef) -> Result<Option<Vec<u8>>, StoreError>,
+    ) -> Result<Vec<OpenedBody>, StoreError> {
         let stored = stored.map_err(|error| damaged(self.place(), error))?;
         let bodies = stored.into_iter().zip(named);
         bodies
             .map(|(body, name)| match body {
-                StoredBody::Inline(bytes) => Ok(Some(bytes)),
-                StoredBody::Erased => Ok(None),
-                StoredBody::Blob => {
-                    let bytes = blob(name)?;
-                    let is_whole = bytes.len() == name.bytes as usize;
-                    let wrong = || damaged(self.place(), "a blob has another length");
-                    is_whole.then_some(Some(bytes)).ok_or_else(wrong)
-                }
-                StoredBody::Reference(place) => self.follow(conn, place, name).map(Some),
+                StoredBody::Inline(bytes) => Ok(OpenedBody::Bytes(bytes)),
+                StoredBody::Erased => Ok(OpenedBody::Erased),
+                StoredBody::KeyGone => Ok(OpenedBody::KeyGone),
+                StoredBody::Blob => match blob(name)? {
+                    Some(bytes) if bytes.len() == name.bytes as usize => {
+                        Ok(OpenedBody::Bytes(bytes))
+                    }
+                    Some(_) => Err(damaged(self.place(), "a blob has another length")),
+                    None => Ok(OpenedBody::KeyGone),
+                },
+                StoredBody::Reference(place) => self.follow(conn, place, name),
             })
             .collect()
     }
@@ -339,14 +362,15 @@ impl LogRow {
     /// The payload that one of this row refers to: an earlier row of the session has its bytes.
     fn follow(
         &self,
-        conn: &Connection,
+        conn: &KeyedConnection<'_>,
         place: BodyPlace,
         name: &BodyRef,
-    ) -> Result<Vec<u8>, StoreError> {
+    ) -> Result<OpenedBody, StoreError> {
         let stored = self.referred(conn, place)?;
         let named = std::slice::from_ref(name);
-        match codec::unpack_bodies(&stored, named).as_deref_mut() {
-            Ok([StoredBody::Inline(bytes)]) => Ok(std::mem::take(bytes)),
+        match codec::unpack_bodies(&stored, named, conn.keys).as_deref_mut() {
+            Ok([StoredBody::Inline(bytes)]) => Ok(OpenedBody::Bytes(std::mem::take(bytes))),
+            Ok([StoredBody::KeyGone]) => Ok(OpenedBody::KeyGone),
             _ => Err(damaged(self.place(), NOT_THERE)),
         }
     }
@@ -387,36 +411,87 @@ impl LogRow {
         Ok(found)
     }
 
-    /// The payloads of the record.
+    /// The payloads of the record. None where one was erased, or its key is gone.
     pub(super) fn bodies(
         &self,
-        conn: &Connection,
+        conn: &KeyedConnection<'_>,
         user: UserId,
         record: &Record,
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let named = record.bodies();
-        let stored = codec::unpack_bodies(&self.bodies, &named);
-        self.open(conn, stored, &named, |name| {
-            let packed = packed_blob(conn, user, &name.digest, &self.place())?;
-            codec::unpack(&packed).map_err(|error| damaged(self.place(), error))
-        })
+        let opened = self.opened(conn, user, &record.bodies())?;
+        Ok(opened.into_iter().map(OpenedBody::bytes).collect())
+    }
+
+    /// The payloads of the record, and why one cannot be read.
+    pub(super) fn opened(
+        &self,
+        conn: &KeyedConnection<'_>,
+        user: UserId,
+        named: &[BodyRef],
+    ) -> Result<Vec<OpenedBody>, StoreError> {
+        let stored = codec::unpack_bodies(&self.bodies, named, conn.keys);
+        self.open(conn, stored, named, |name| self.open_blob(conn, user, name))
     }
 
     /// One payload of the record, without unpacking the others.
     pub(super) fn body(
+        &self,
+        conn: &KeyedConnection<'_>,
+        user: UserId,
+        index: usize,
+        name: BodyRef,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let named = [name];
+        let stored = codec::unpack_some(&self.bodies, index, &named, conn.keys);
+        let opened = self.open(conn, stored, &named, |name| {
+            self.open_blob(conn, user, name)
+        })?;
+        Ok(opened.into_iter().next().and_then(OpenedBody::bytes))
+    }
+
+    fn open_blob(
+        &self,
+        conn: &KeyedConnection<'_>,
+        user: UserId,
+        name: &BodyRef,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let packed = packed_blob(conn, user, &name.digest, &self.place())?;
+        codec::open(&packed, conn.keys).map_err(|error| damaged(self.place(), error))
+    }
+
+    /// One payload of the record as a value is stored, without opening it. None if it was erased.
+    pub(super) fn packed_body(
         &self,
         conn: &Connection,
         user: UserId,
         index: usize,
         name: BodyRef,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        let named = [name];
-        let stored = codec::unpack_some(&self.bodies, index, &named);
-        let mut bodies = self.open(conn, stored, &named, |name| {
-            let packed = packed_blob(conn, user, &name.digest, &self.place())?;
-            codec::unpack(&packed).map_err(|error| damaged(self.place(), error))
-        })?;
-        Ok(bodies.pop().flatten())
+        let damaged = |error| damaged(self.place(), error);
+        let stored = codec::split_bodies(&self.bodies).map_err(damaged)?;
+        let stored = *stored
+            .get(index)
+            .ok_or_else(|| damaged(CodecError::Length))?;
+        if codec::is_erased(stored) {
+            return Ok(None);
+        }
+        if codec::is_blob(stored) {
+            return packed_blob(conn, user, &name.digest, &self.place()).map(Some);
+        }
+        let referred = match codec::place_of(stored).map_err(damaged)? {
+            Some(place) => Some(self.referred(conn, place)?),
+            None => None,
+        };
+        codec::value_of(referred.as_deref().unwrap_or(stored), name.bytes).map_err(damaged)
+    }
+
+    /// Whether a payload of the record was erased.
+    pub(super) fn is_erased(&self, index: usize) -> Result<bool, StoreError> {
+        let stored = codec::split_bodies(&self.bodies);
+        let stored = stored.map_err(|error| damaged(self.place(), error))?;
+        Ok(stored
+            .get(index)
+            .is_some_and(|stored| codec::is_erased(stored)))
     }
 
     /// A long payload that the tail has, packed.
@@ -427,11 +502,14 @@ impl LogRow {
 
     /// For each payload of the record, its digest if it is kept as a blob.
     pub(super) fn blobs(&self, record: &Record) -> Result<Vec<Option<Digest>>, StoreError> {
+        let stored = codec::split_bodies(&self.bodies);
+        let stored = stored.map_err(|error| damaged(self.place(), error))?;
         let named = record.bodies();
-        let stored = codec::unpack_bodies(&self.bodies, &named)
-            .map_err(|error| damaged(self.place(), error))?;
+        if stored.len() != named.len() {
+            return Err(damaged(self.place(), CodecError::Length));
+        }
         let digest =
-            |(body, name): (StoredBody, BodyRef)| (body == StoredBody::Blob).then_some(name.digest);
+            |(stored, name): (&[u8], BodyRef)| codec::is_blob(stored).then_some(name.digest);
         Ok(stored.into_iter().zip(named).map(digest).collect())
     }
 
@@ -726,7 +804,7 @@ fn waypoint(
 
 /// A page of the records after a revision, with their payloads.
 pub(super) fn records(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     session: SessionId,
     after: u64,
     limit: PageLimit,
@@ -864,7 +942,7 @@ pub(super) enum DamageKind {
 }
 
 /// The first record of a session that is damaged, as far back from its end as rows lead.
-pub(super) fn first_damage(conn: &Connection, session: &SessionRow) -> Option<Damage> {
+pub(super) fn first_damage(conn: &KeyedConnection<'_>, session: &SessionRow) -> Option<Damage> {
     let mut first = None;
     let mut expected = Some(session.head);
     let (mut seq, mut at) = (session.revision, session.last_log);

@@ -18,11 +18,11 @@ use statehold_core::time::Timestamp;
 use super::fork::ForkPlaces;
 use super::history::{Placing, read_items, written_items};
 use super::log::{self, ExchangeLink, LogRow, SessionRow, Uuid16};
-use super::read::{all, first};
+use super::read::{all, first, open_task_state};
+use super::snapshot::KeyedConnection;
 use super::sql::{damaged, from_sql, id_bytes, to_sql};
 use super::tail::RowReader;
 use super::write::{last_log_of_task, run};
-use crate::codec;
 use crate::commit::Commit;
 use crate::port::{MemoryPage, MemoryQuery, StoreError, StoredExchange, StoredItem};
 
@@ -343,9 +343,8 @@ impl MemoryRows for FileRows<'_> {
     fn state_by(&mut self, task: TaskId, by: RequestId) -> Result<Option<Vec<u8>>, StoreError> {
         let sql = "SELECT value FROM task_state WHERE task = ?1 AND request = ?2";
         let key = (id_bytes(task.as_uuid()), id_bytes(by.as_uuid()));
-        let packed: Option<Vec<u8>> = first(self.conn, sql, key, |row| row.get(0))?;
-        let unpacked = packed.map(|packed| codec::unpack(&packed)).transpose();
-        unpacked.map_err(|error| damaged(format!("the state of {task}"), error))
+        let packed = first(self.conn, sql, key, |row| row.get(0))?;
+        open_task_state(self.conn, task, packed)
     }
 
     fn state_in(&mut self, row: i64) -> Result<Option<Vec<u8>>, StoreError> {
@@ -499,15 +498,14 @@ impl At {
 
 /// The private state that a row of the log has. None if it was erased.
 pub(super) fn state_in(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     user: UserId,
     log: i64,
 ) -> Result<Option<Vec<u8>>, StoreError> {
     let row = log::row(conn, log)?;
     let record = row.record()?;
-    let (place, _) = private_state(&row, &record)?;
-    let bodies = row.bodies(conn, user, &record)?;
-    Ok(bodies.into_iter().nth(place).flatten())
+    let (place, name) = private_state(&row, &record)?;
+    row.body(conn, user, place, name)
 }
 
 /// The private state in the record of a row: its place among the payloads, and its name.

@@ -1,16 +1,16 @@
 //! State of earlier revisions, from the log.
 
-use rusqlite::Connection;
 use statehold_core::ids::SessionId;
 use statehold_core::scope::StateKey;
 
+use super::snapshot::KeyedConnection;
 use super::{log, read};
 use crate::port::{PageRoom, PastStateQuery, PastValue, StatePage, StateValue, StoreError};
 
 /// A page of the session keys at a revision. The log up to there says which keys there were and the revisions that
 /// wrote them, so that each value is found without a walk.
 pub(super) fn state(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     session: SessionId,
     query: &PastStateQuery,
 ) -> Result<StatePage<StateValue>, StoreError> {
@@ -44,7 +44,7 @@ pub(super) fn state(
 
 /// The values that keys had at the revisions that wrote them.
 pub(super) fn values(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     session: SessionId,
     places: &[(StateKey, u64)],
     bytes_max: u64,

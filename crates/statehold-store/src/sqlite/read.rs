@@ -19,7 +19,8 @@ use uuid::Uuid;
 
 use super::log::{self, LogRow, SessionRow, Uuid16};
 use super::memory;
-use super::snapshot::Snapshot;
+use super::sealing::{name_lookup, open_text};
+use super::snapshot::{KeyedConnection, Snapshot};
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
 use super::updates;
 use crate::codec;
@@ -28,6 +29,7 @@ use crate::port::{
     ChangedHead, Committed, KeyRange, LiveWork, PageLimit, PageRoom, SessionOrder, SessionQuery,
     SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, StoreError,
 };
+use crate::seal::SealKeys;
 
 /// All rows of a query.
 pub(super) fn all<T>(
@@ -182,7 +184,7 @@ fn state_key(text: &str) -> Result<StateKey, StoreError> {
 
 /// The session keys with their values.
 pub(super) fn state(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     session: SessionId,
     range: &KeyRange,
     limit: PageLimit,
@@ -200,7 +202,8 @@ pub(super) fn state(
     state_page(conn, &sql, (row.pk, begin, end, keys), limit, |row| {
         let (key, version): (String, i64) = (row.get(0)?, row.get(1)?);
         let packed: Vec<u8> = row.get(2)?;
-        Ok(move || open_state(session, &key, version, &packed))
+        let keys = conn.keys;
+        Ok(move || open_state(session, (&key, version, &packed), keys))
     })
 }
 
@@ -242,19 +245,18 @@ impl<'r> KeyCondition<'r> {
 
 fn open_state(
     session: SessionId,
-    key: &str,
-    version: i64,
-    packed: &[u8],
-) -> Result<(StateKey, StateValue), StoreError> {
-    let value = codec::unpack(packed)
+    (key, version, packed): (&str, i64, &[u8]),
+    keys: &dyn SealKeys,
+) -> Result<Option<(StateKey, StateValue)>, StoreError> {
+    let value = codec::open(packed, keys)
         .map_err(|error| damaged(format!("`{key}` of session {session}"), error))?;
-    let version = from_sql(version);
-    Ok((state_key(key)?, StateValue { value, version }))
+    let (key, version) = (state_key(key)?, from_sql(version));
+    Ok(value.map(|value| (key, StateValue { value, version })))
 }
 
-/// A page of a table of state. The first column is the key, the third the value, packed; `read` returns a
-/// function that unpacks the row.
-fn state_page<V, F: FnOnce() -> Result<(StateKey, V), StoreError>>(
+/// A page of a table of state, without values whose key is gone. The first column is the key, the third the value,
+/// packed; `read` returns a function that unpacks the row.
+fn state_page<V, F: FnOnce() -> Result<Option<(StateKey, V)>, StoreError>>(
     conn: &Connection,
     sql: &str,
     params: impl rusqlite::Params,
@@ -276,15 +278,14 @@ fn state_page<V, F: FnOnce() -> Result<(StateKey, V), StoreError>>(
             page.has_more = true;
             break;
         }
-        let (key, value) = read(row).map_err(&failed)?()?;
-        page.values.insert(key, value);
+        page.values.extend(read(row).map_err(&failed)?()?);
     }
     Ok(page)
 }
 
 /// One session key with its value.
 pub(super) fn state_value(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     session: SessionId,
     key: &StateKey,
 ) -> Result<Option<StateValue>, StoreError> {
@@ -295,18 +296,16 @@ pub(super) fn state_value(
     let found = first(conn, sql, (row.pk, key.as_str()), |row| {
         Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?))
     })?;
-    let value = found.map(|(version, packed)| {
-        let value = codec::unpack(&packed)
-            .map_err(|error| damaged(format!("`{key}` of session {session}"), error))?;
-        let version = from_sql(version);
-        Ok(StateValue { value, version })
-    });
-    value.transpose()
+    let Some((version, packed)) = found else {
+        return Ok(None);
+    };
+    let opened = open_state(session, (key.as_str(), version, &packed), conn.keys)?;
+    Ok(opened.map(|(_, value)| value))
 }
 
 /// The value that a session key had at a revision, from the log.
 pub(super) fn state_at(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     session: SessionId,
     key: &StateKey,
     revision: u64,
@@ -316,6 +315,21 @@ pub(super) fn state_at(
     };
     let put = state_put(conn, &row, key, revision)?;
     let value = put.map(|put| put.value(conn, row.user)).transpose()?;
+    Ok(value.flatten())
+}
+
+/// The same as the table stores it, without opening it.
+pub(super) fn packed_state_at(
+    conn: &Connection,
+    session: SessionId,
+    key: &StateKey,
+    revision: u64,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok(None);
+    };
+    let put = state_put(conn, &row, key, revision)?;
+    let value = put.map(|put| put.packed(conn, row.user)).transpose()?;
     Ok(value.flatten())
 }
 
@@ -336,14 +350,26 @@ impl LoggedValue {
             .map_or(0, |body| u64::from(body.bytes))
     }
 
-    /// None if it was erased.
+    /// None if it was erased, or its key is gone.
     pub(super) fn value(
+        &self,
+        conn: &KeyedConnection<'_>,
+        user: UserId,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        match self.record.bodies().get(self.index) {
+            Some(name) => self.row.body(conn, user, self.index, *name),
+            None => Ok(None),
+        }
+    }
+
+    /// The value as the table stores it. None if it was erased.
+    pub(super) fn packed(
         &self,
         conn: &Connection,
         user: UserId,
     ) -> Result<Option<Vec<u8>>, StoreError> {
         match self.record.bodies().get(self.index) {
-            Some(name) => self.row.body(conn, user, self.index, *name),
+            Some(name) => self.row.packed_body(conn, user, self.index, *name),
             None => Ok(None),
         }
     }
@@ -417,14 +443,25 @@ fn written(row: LogRow, key: &StateKey) -> Result<Written, StoreError> {
 }
 
 /// The private state of a task.
-pub(super) fn task_state(conn: &Connection, task: TaskId) -> Result<Option<Vec<u8>>, StoreError> {
+pub(super) fn task_state(
+    conn: &KeyedConnection<'_>,
+    task: TaskId,
+) -> Result<Option<Vec<u8>>, StoreError> {
     let sql = "SELECT value FROM task_state WHERE task = ?1";
-    let packed: Option<Vec<u8>> = first(conn, sql, [id_bytes(task.as_uuid())], |row| row.get(0))?;
-    let unpack = |packed: Vec<u8>| codec::unpack(&packed);
-    packed
-        .map(unpack)
-        .transpose()
-        .map_err(|error| damaged(format!("the state of {task}"), error))
+    let packed = first(conn, sql, [id_bytes(task.as_uuid())], |row| row.get(0))?;
+    open_task_state(conn, task, packed)
+}
+
+/// The private state of a task, as its table has it.
+pub(super) fn open_task_state(
+    conn: &KeyedConnection<'_>,
+    task: TaskId,
+    packed: Option<Vec<u8>>,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let opened = packed.map(|packed| codec::open(&packed, conn.keys));
+    let opened = opened.transpose();
+    let opened = opened.map_err(|error| damaged(format!("the state of {task}"), error))?;
+    Ok(opened.flatten())
 }
 
 /// A private state in the log.
@@ -433,14 +470,12 @@ pub(super) struct LoggedState {
     pub(super) log: i64,
     /// The request that wrote it.
     pub(super) request: RequestId,
-    /// None if it was erased.
-    pub(super) value: Option<Vec<u8>>,
+    pub(super) is_erased: bool,
 }
 
 /// The private state that a task had at a log row, from the log.
 pub(super) fn task_state_at(
     conn: &Connection,
-    user: UserId,
     from: i64,
     task: TaskId,
 ) -> Result<Option<LoggedState>, StoreError> {
@@ -461,11 +496,11 @@ pub(super) fn task_state_at(
             index += event.bodies().len();
         }
         if let Some((request, index)) = found {
-            let bodies = row.bodies(conn, user, &record)?;
+            let is_erased = row.is_erased(index)?;
             return Ok(Some(LoggedState {
                 log: at,
                 request,
-                value: bodies.into_iter().nth(index).flatten(),
+                is_erased,
             }));
         }
         at = row.prev;
@@ -475,7 +510,7 @@ pub(super) fn task_state_at(
 
 /// The shared keys of an app or a user.
 pub(super) fn shared(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     owner: &SharedOwner,
     range: &KeyRange,
     limit: PageLimit,
@@ -493,14 +528,14 @@ pub(super) fn shared(
     let (tenant, app) = (owner.tenant.as_str(), owner.app.as_str());
     let params = (tenant, app, user_of(owner), begin, end, keys);
     state_page(conn, &sql, params, limit, |row| {
-        let row = shared_row(row)?;
-        Ok(move || row.open())
+        let (row, keys) = (shared_row(row)?, conn.keys);
+        Ok(move || row.open(keys))
     })
 }
 
 /// One shared key of an app or a user.
 pub(super) fn shared_value(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     owner: &SharedOwner,
     key: &StateKey,
 ) -> Result<Option<SharedValue>, StoreError> {
@@ -509,10 +544,8 @@ pub(super) fn shared_value(
     let (tenant, app) = (owner.tenant.as_str(), owner.app.as_str());
     let params = (tenant, app, user_of(owner), key.as_str());
     let found = first(conn, sql, params, shared_row)?;
-    Ok(found
-        .map(SharedRow::open)
-        .transpose()?
-        .map(|(_, value)| value))
+    let opened = found.map(|row| row.open(conn.keys)).transpose()?;
+    Ok(opened.flatten().map(|(_, value)| value))
 }
 
 /// The user as the table names it: nothing for the values of the app.
@@ -547,11 +580,16 @@ fn shared_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<SharedRow> {
 }
 
 impl SharedRow {
-    fn open(self) -> Result<(StateKey, SharedValue), StoreError> {
+    /// None if the key that sealed it is gone.
+    fn open(self, keys: &dyn SealKeys) -> Result<Option<(StateKey, SharedValue)>, StoreError> {
         let place = format!("shared key `{}`", self.key);
         let by = self.by.parse();
+        let opened = codec::open(&self.packed, keys).map_err(|error| damaged(&place, error))?;
+        let Some(value) = opened else {
+            return Ok(None);
+        };
         let value = SharedValue {
-            value: codec::unpack(&self.packed).map_err(|error| damaged(&place, error))?,
+            value,
             version: from_sql(self.version),
             session: SessionId::from_uuid(self.session),
             revision: from_sql(self.revision),
@@ -559,7 +597,7 @@ impl SharedRow {
             at: Timestamp::from_micros(self.at),
             request: self.request.map(|id| RequestId::from_uuid(id.0)),
         };
-        Ok((state_key(&self.key)?, value))
+        Ok(Some((state_key(&self.key)?, value)))
     }
 }
 
@@ -569,8 +607,8 @@ pub(super) fn answers_kept(conn: &Connection) -> Result<u64, StoreError> {
     Ok(found.map_or(0, from_sql))
 }
 
-/// The answer kept for an idempotency key.
-pub(super) fn answer(conn: &Connection, key: Digest) -> Result<Option<Answer>, StoreError> {
+/// The answer kept for an idempotency key, with its body as it is stored.
+pub(super) fn kept_answer(conn: &Connection, key: Digest) -> Result<Option<Answer>, StoreError> {
     let sql = "SELECT fingerprint, session, revision, body, expires_at FROM answer WHERE key = ?1";
     let found = first(conn, sql, [key.as_bytes().as_slice()], |row| {
         Ok((
@@ -596,24 +634,40 @@ pub(super) fn answer(conn: &Connection, key: Digest) -> Result<Option<Answer>, S
     }))
 }
 
+/// The answer kept for an idempotency key. Its body is empty if it was erased, or its key is gone.
+pub(super) fn answer(
+    conn: &KeyedConnection<'_>,
+    key: Digest,
+) -> Result<Option<Answer>, StoreError> {
+    let Some(mut answer) = kept_answer(conn, key)? else {
+        return Ok(None);
+    };
+    if !answer.body.is_empty() {
+        let opened = codec::open(&answer.body, conn.keys);
+        let opened = opened.map_err(|error| damaged("the table `answer`", error))?;
+        answer.body = opened.unwrap_or_default();
+    }
+    Ok(Some(answer))
+}
+
 /// The session that has a name.
 pub(super) fn session_named(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     (tenant, app, user): (&Name, &Name, UserId),
     name: &str,
 ) -> Result<Option<SessionSummary>, StoreError> {
     let sql = format!(
         "SELECT {SUMMARY_COLUMNS} FROM session
-         WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND name = ?4"
+         WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND name_lookup = ?4"
     );
     let key = (
         tenant.as_str(),
         app.as_str(),
         id_bytes(user.as_uuid()),
-        name,
+        name_lookup(conn.keys, user, name),
     );
     first(conn, &sql, key, SummaryRow::read)?
-        .map(SummaryRow::into_summary)
+        .map(|row| row.into_summary(conn.keys))
         .transpose()
 }
 
@@ -653,19 +707,38 @@ pub(super) fn sessions(
         query.user.as_ref().map(|user| id_bytes(user.as_uuid())),
     ];
     from.list(&sql, key, query.limit, |row| {
-        Ok(SummaryRow::read(row)?.into_summary()?)
+        Ok(SummaryRow::read(row)?.into_summary(from.keys)?)
+    })
+}
+
+/// Sessions of a user after a place, by place: those that lists show, or the others.
+pub(super) fn sessions_of_user(
+    from: &Snapshot<'_>,
+    (tenant, user): (&Name, UserId),
+    is_listed: bool,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<SessionSummary>, StoreError> {
+    let sql = format!(
+        "SELECT {SUMMARY_COLUMNS} FROM session INDEXED BY session_by_user
+         WHERE tenant = ?1 AND user = ?2 AND listed = ?3 AND pk > ?4 ORDER BY pk"
+    );
+    let user = id_bytes(user.as_uuid());
+    let key = params![tenant.as_str(), user, is_listed, to_sql(after)];
+    from.list(&sql, key, limit, |row| {
+        Ok(SummaryRow::read(row)?.into_summary(from.keys)?)
     })
 }
 
 /// One session as lists show it.
 pub(super) fn session(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     session: SessionId,
 ) -> Result<Option<SessionSummary>, StoreError> {
     let sql = format!("SELECT {SUMMARY_COLUMNS} FROM session WHERE id = ?1");
     let key = [id_bytes(session.as_uuid())];
     first(conn, &sql, key, SummaryRow::read)?
-        .map(SummaryRow::into_summary)
+        .map(|row| row.into_summary(conn.keys))
         .transpose()
 }
 
@@ -684,7 +757,7 @@ pub(super) struct SummaryRow {
     id: Uuid,
     user: Uuid,
     names: [String; 3],
-    texts: [Option<String>; 2],
+    texts: [Option<Vec<u8>>; 2],
     status: String,
     deleted: bool,
     ttl: (Option<String>, Option<i64>),
@@ -719,14 +792,14 @@ impl SummaryRow {
         SessionId::from_uuid(self.id)
     }
 
-    pub(super) fn into_summary(self) -> Result<SessionSummary, StoreError> {
+    pub(super) fn into_summary(self, keys: &dyn SealKeys) -> Result<SessionSummary, StoreError> {
         let id = self.session();
         let place = || format!("the row of session {id}");
         let name = |text: &str| {
             text.parse::<Name>()
                 .map_err(|error| damaged(place(), error))
         };
-        let [name_text, labels] = self.texts;
+        let text = |column: &Option<Vec<u8>>| open_text(column.as_deref(), keys, &place());
         Ok(SessionSummary {
             place: from_sql(self.pk),
             id,
@@ -736,8 +809,8 @@ impl SummaryRow {
                 user: UserId::from_uuid(self.user),
                 agent: name(&self.names[2])?,
             },
-            name: name_text,
-            labels,
+            name: text(&self.texts[0])?,
+            labels: text(&self.texts[1])?,
             status: match self.status.as_str() {
                 "running" => SessionStatus::Running,
                 "paused" => SessionStatus::Paused,

@@ -9,18 +9,34 @@ use super::log::Uuid16;
 use super::read::place_of;
 use super::sql::{corrupt_or_unavailable, damaged};
 use crate::port::{BoxError, DamageLog, StoreError};
+use crate::seal::SealKeys;
 
-/// One snapshot of the file, and where damage in it is noted.
-pub(super) struct Snapshot<'a> {
+/// A connection, and the keys that open the payloads which it reads.
+#[derive(Clone, Copy)]
+pub(super) struct KeyedConnection<'a> {
     pub(super) conn: &'a Connection,
-    pub(super) damage: &'a DamageLog,
+    pub(super) keys: &'a dyn SealKeys,
 }
 
-impl Deref for Snapshot<'_> {
+impl Deref for KeyedConnection<'_> {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
         self.conn
+    }
+}
+
+/// One snapshot of the file, and where damage in it is noted.
+pub(super) struct Snapshot<'a> {
+    pub(super) conn: KeyedConnection<'a>,
+    pub(super) damage: &'a DamageLog,
+}
+
+impl<'a> Deref for Snapshot<'a> {
+    type Target = KeyedConnection<'a>;
+
+    fn deref(&self) -> &KeyedConnection<'a> {
+        &self.conn
     }
 }
 

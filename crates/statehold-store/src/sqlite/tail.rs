@@ -22,10 +22,12 @@ use statehold_core::projection::EndedRequest;
 use statehold_core::record::{Change, Event};
 
 use super::log::{self, LogRow, RowColumns};
+use super::snapshot::KeyedConnection;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql};
 use crate::codec::{self, BodyPlace, StoredBody};
 use crate::commit::Commit;
 use crate::port::{SessionSummary, StoreError};
+use crate::seal::SealKeys;
 
 /// The rows of one session: what a page of the largest size needs.
 const ROWS_MAX: usize = 256;
@@ -44,6 +46,7 @@ type Rows = Arc<Vec<Arc<LogRow>>>;
 /// The newest rows of sessions.
 pub(super) struct Tail {
     bytes_max: usize,
+    keys: Arc<dyn SealKeys>,
     kept: Mutex<TailState>,
 }
 
@@ -81,9 +84,10 @@ fn bytes_of(row: &LogRow) -> usize {
 
 impl Tail {
     /// A tail that takes at most `bytes_max` bytes. With 0 it keeps nothing.
-    pub(super) fn new(bytes_max: usize) -> Self {
+    pub(super) fn new(bytes_max: usize, keys: Arc<dyn SealKeys>) -> Self {
         Self {
             bytes_max,
+            keys,
             kept: Mutex::default(),
         }
     }
@@ -92,7 +96,8 @@ impl Tail {
     pub(super) fn hot(&self, session: SessionId) -> Option<Hot> {
         let mut kept = self.lock();
         let rows = Arc::clone(&kept.settled(session)?.rows);
-        (!rows.is_empty()).then_some(Hot(rows))
+        let keys = Arc::clone(&self.keys);
+        (!rows.is_empty()).then_some(Hot { rows, keys })
     }
 
     /// A session as lists show it, if it is known.
@@ -215,8 +220,9 @@ impl Tail {
         conn.prepare_cached("SELECT 1 FROM sqlite_schema LIMIT 1")
             .and_then(|mut begin| begin.query_row([], |_| Ok(())))
             .map_err(corrupt_or_unavailable("reading"))?;
+        let keys = &*self.keys;
         Ok(RowReader {
-            conn,
+            conn: KeyedConnection { conn, keys },
             hot: self.hot(session),
             tail: self,
             session,
@@ -485,17 +491,20 @@ impl NextSummary {
 }
 
 /// The newest rows of a session, as they were at one moment.
-pub(super) struct Hot(Rows);
+pub(super) struct Hot {
+    rows: Rows,
+    keys: Arc<dyn SealKeys>,
+}
 
 impl Hot {
     /// The rows, the newest first. Each leads to the next.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = &Arc<LogRow>> {
-        self.0.iter().rev()
+        self.rows.iter().rev()
     }
 
     pub(super) fn row(&self, id: i64) -> Option<&Arc<LogRow>> {
-        let at = self.0.binary_search_by_key(&id, |row| row.id).ok()?;
-        Some(&self.0[at])
+        let at = self.rows.binary_search_by_key(&id, |row| row.id).ok()?;
+        Some(&self.rows[at])
     }
 
     /// Some payloads of a row, the first of them at place `first`. None if not all of them are here.
@@ -505,26 +514,28 @@ impl Hot {
         first: usize,
         named: &[BodyRef],
     ) -> Option<Vec<Option<Vec<u8>>>> {
-        let stored = codec::unpack_some(&row.bodies, first, named).ok()?;
+        let keys = &*self.keys;
+        let stored = codec::unpack_some(&row.bodies, first, named, keys).ok()?;
         // The row of an answer that a router passed on refers to a blob that an older row brought.
         let blob = |name: &BodyRef| {
             let here = row.blob(&name.digest);
             let older = || self.newest_first().find_map(|row| row.blob(&name.digest));
-            codec::unpack(here.or_else(older)?).ok()
+            codec::open(here.or_else(older)?, keys).ok()
         };
         let refer = |place: BodyPlace, name: &BodyRef| {
             let (bodies, index) = (&self.row(place.row)?.bodies, place.index as usize);
-            let stored = codec::unpack_some(bodies, index, std::slice::from_ref(name));
+            let stored = codec::unpack_some(bodies, index, std::slice::from_ref(name), keys);
             match stored.ok()?.pop()? {
-                StoredBody::Inline(bytes) => Some(bytes),
+                StoredBody::Inline(bytes) => Some(Some(bytes)),
+                StoredBody::KeyGone => Some(None),
                 _ => None,
             }
         };
         let open = |(body, name): (StoredBody, &BodyRef)| match body {
             StoredBody::Inline(bytes) => Some(Some(bytes)),
-            StoredBody::Erased => Some(None),
-            StoredBody::Blob => blob(name).map(Some),
-            StoredBody::Reference(place) => refer(place, name).map(Some),
+            StoredBody::Erased | StoredBody::KeyGone => Some(None),
+            StoredBody::Blob => blob(name),
+            StoredBody::Reference(place) => refer(place, name),
         };
         stored.into_iter().zip(named).map(open).collect()
     }
@@ -532,7 +543,7 @@ impl Hot {
 
 /// A reading connection that looks for rows of one session in the tail first.
 pub(super) struct RowReader<'a> {
-    conn: &'a Connection,
+    conn: KeyedConnection<'a>,
     hot: Option<Hot>,
     tail: &'a Tail,
     session: SessionId,
@@ -543,11 +554,11 @@ pub(super) struct RowReader<'a> {
     blobs: RefCell<Vec<(i64, Digest, Vec<u8>)>>,
 }
 
-impl Deref for RowReader<'_> {
-    type Target = Connection;
+impl<'a> Deref for RowReader<'a> {
+    type Target = KeyedConnection<'a>;
 
-    fn deref(&self) -> &Connection {
-        self.conn
+    fn deref(&self) -> &KeyedConnection<'a> {
+        &self.conn
     }
 }
 
@@ -557,24 +568,25 @@ impl RowReader<'_> {
         let hot = self.hot.as_ref().and_then(|hot| hot.row(id));
         match hot {
             Some(row) => Ok(Arc::clone(row)),
-            None => log::row(self.conn, id).map(Arc::new),
+            None => log::row(&self.conn, id).map(Arc::new),
         }
     }
 
-    /// A long payload of a row.
+    /// A long payload of a row. None if its key is gone.
     pub(super) fn blob(
         &self,
         row: &LogRow,
         user: UserId,
         name: &BodyRef,
-    ) -> Result<Vec<u8>, StoreError> {
-        let unpack =
-            |packed: &[u8]| codec::unpack(packed).map_err(|error| damaged(row.place(), error));
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let open = |packed: &[u8]| {
+            codec::open(packed, self.conn.keys).map_err(|error| damaged(row.place(), error))
+        };
         if let Some(packed) = row.blob(&name.digest) {
-            return unpack(packed);
+            return open(packed);
         }
-        let packed = log::packed_blob(self.conn, user, &name.digest, &row.place())?;
-        let bytes = unpack(&packed)?;
+        let packed = log::packed_blob(&self.conn, user, &name.digest, &row.place())?;
+        let bytes = open(&packed)?;
         if self.made.is_some() && packed.len() <= self.tail.bytes_max / PAYLOAD_SHARE {
             self.blobs.borrow_mut().push((row.id, name.digest, packed));
         }

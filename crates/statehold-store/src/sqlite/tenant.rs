@@ -9,48 +9,69 @@ use statehold_core::tenant::{TenantHead, TenantRecord};
 
 use super::log::Uuid16;
 use super::read::{all, first};
-use super::snapshot::Snapshot;
+use super::sealing::{open_text, user_lookup};
+use super::snapshot::{KeyedConnection, Snapshot};
 use super::sql::{corrupt_or_unavailable, damaged, id_bytes, to_sql};
 use super::sums::row_sum;
 use crate::codec;
-use crate::port::{AddressChange, ApiKey, ResumeAddress, StoreError, TenantCommit};
+use crate::commit::FoundText;
+use crate::port::{AddressChange, ApiKey, ResumeAddress, StoreError, TenantChange, TenantCommit};
 
 pub(super) fn user(
-    conn: &Connection,
+    conn: &KeyedConnection<'_>,
     tenant: &Name,
     name: &str,
 ) -> Result<Option<UserId>, StoreError> {
-    let sql = "SELECT id FROM user WHERE tenant = ?1 AND name = ?2";
-    let id = first(conn, sql, (tenant.as_str(), name), |row| {
+    user_found(conn, tenant, &user_lookup(conn.keys, tenant, name))
+}
+
+fn user_found(
+    conn: &Connection,
+    tenant: &Name,
+    lookup: &[u8],
+) -> Result<Option<UserId>, StoreError> {
+    let sql = "SELECT id FROM user WHERE tenant = ?1 AND lookup = ?2";
+    let id = first(conn, sql, (tenant.as_str(), lookup), |row| {
         row.get::<_, Uuid16>(0)
     })?;
     Ok(id.map(|id| UserId::from_uuid(id.0)))
 }
 
-pub(super) fn user_name(conn: &Connection, user: UserId) -> Result<Option<String>, StoreError> {
+/// The name of a user. None if there is no such user, or the key is gone.
+pub(super) fn user_name(
+    conn: &KeyedConnection<'_>,
+    user: UserId,
+) -> Result<Option<String>, StoreError> {
     let sql = "SELECT name FROM user WHERE id = ?1";
-    first(conn, sql, [id_bytes(user.as_uuid())], |row| row.get(0))
+    let column: Option<Vec<u8>> = first(conn, sql, [id_bytes(user.as_uuid())], |row| row.get(0))?;
+    open_text(column.as_deref(), conn.keys, "the table `user`")
 }
 
 pub(super) fn intern_user(
     conn: &Connection,
     tenant: &Name,
-    name: &str,
+    name: &FoundText,
     fresh: UserId,
 ) -> Result<UserId, StoreError> {
-    if let Some(known) = user(conn, tenant, name)? {
+    if let Some(known) = user_found(conn, tenant, &name.lookup)? {
         return Ok(known);
     }
     let id = id_bytes(fresh.as_uuid());
-    let sum = row_sum(&[id.into(), tenant.as_str().into(), name.into()]);
-    conn.prepare_cached("INSERT INTO user VALUES(?1, ?2, ?3, ?4)")
-        .and_then(|mut statement| statement.execute((id, tenant.as_str(), name, sum)))
+    let FoundText { lookup, column } = name;
+    let (tenant, lookup, column) = (tenant.as_str(), &lookup[..], &column[..]);
+    let sum = row_sum(&[id.into(), tenant.into(), lookup.into(), column.into()]);
+    conn.prepare_cached("INSERT INTO user VALUES(?1, ?2, ?3, ?4, ?5)")
+        .and_then(|mut statement| statement.execute((id, tenant, lookup, column, sum)))
         .map_err(corrupt_or_unavailable("the table `user`"))?;
     Ok(fresh)
 }
 
 /// Stores the user of a session that the same transaction creates.
-pub(super) fn keep_user(conn: &Connection, owner: &Owner, name: &str) -> Result<(), StoreError> {
+pub(super) fn keep_user(
+    conn: &Connection,
+    owner: &Owner,
+    name: &FoundText,
+) -> Result<(), StoreError> {
     let known = intern_user(conn, &owner.tenant, name, owner.user)?;
     if known == owner.user {
         Ok(())
@@ -59,7 +80,7 @@ pub(super) fn keep_user(conn: &Connection, owner: &Owner, name: &str) -> Result<
     }
 }
 
-/// Appends one entry and changes the key or address that goes with it, in one transaction.
+/// Appends one entry and changes the row that goes with it, in one transaction.
 pub(super) fn commit(conn: &mut Connection, commit: &TenantCommit) -> Result<(), StoreError> {
     let content = &commit.record.content;
     let head = head(conn, &content.tenant)?;
@@ -76,17 +97,17 @@ pub(super) fn commit(conn: &mut Connection, commit: &TenantCommit) -> Result<(),
     transaction
         .execute("INSERT INTO tenant_log VALUES(?1, ?2, ?3)", row)
         .map_err(&place)?;
-    if let Some(key) = &commit.key {
-        let body = serde_json::to_vec(key).expect("our own types always serialize to JSON");
-        let (id, secret) = (id_bytes(key.id.as_uuid()), key.secret.as_bytes().as_slice());
-        let tenant = key.tenant.as_str();
-        let sum = row_sum(&[id.into(), tenant.into(), secret.into(), body[..].into()]);
-        let sql = "INSERT OR REPLACE INTO api_key VALUES(?1, ?2, ?3, ?4, ?5)";
-        let row = params![id, tenant, secret, body, sum];
-        transaction.execute(sql, row).map_err(&place)?;
-    }
-    match &commit.address {
-        Some(AddressChange::Set(address)) => {
+    match &commit.change {
+        Some(TenantChange::Key(key)) => {
+            let body = serde_json::to_vec(key).expect("our own types always serialize to JSON");
+            let (id, secret) = (id_bytes(key.id.as_uuid()), key.secret.as_bytes().as_slice());
+            let tenant = key.tenant.as_str();
+            let sum = row_sum(&[id.into(), tenant.into(), secret.into(), body[..].into()]);
+            let sql = "INSERT OR REPLACE INTO api_key VALUES(?1, ?2, ?3, ?4, ?5)";
+            let row = params![id, tenant, secret, body, sum];
+            transaction.execute(sql, row).map_err(&place)?;
+        }
+        Some(TenantChange::Address(AddressChange::Set(address))) => {
             let body = serde_json::to_vec(address).expect("our own types always serialize to JSON");
             let (tenant, agent) = (address.tenant.as_str(), address.agent.as_str());
             let sum = row_sum(&[tenant.into(), agent.into(), body[..].into()]);
@@ -94,9 +115,14 @@ pub(super) fn commit(conn: &mut Connection, commit: &TenantCommit) -> Result<(),
             let sql = "INSERT OR REPLACE INTO resume_address VALUES(?1, ?2, ?3, ?4)";
             transaction.execute(sql, row).map_err(&place)?;
         }
-        Some(AddressChange::Removed(agent)) => {
+        Some(TenantChange::Address(AddressChange::Removed(agent))) => {
             let row = params![content.tenant.as_str(), agent.as_str()];
             let sql = "DELETE FROM resume_address WHERE tenant = ?1 AND agent = ?2";
+            transaction.execute(sql, row).map_err(&place)?;
+        }
+        Some(TenantChange::UserForgotten(user)) => {
+            let row = params![id_bytes(user.as_uuid()), content.tenant.as_str()];
+            let sql = "DELETE FROM user WHERE id = ?1 AND tenant = ?2";
             transaction.execute(sql, row).map_err(&place)?;
         }
         None => {}

@@ -101,7 +101,7 @@ fn changed(
     );
     let values = std::iter::once(until.into()).chain(values);
     let mut changed = from.list(&sql, params_from_iter(values), usize::MAX, |row| {
-        Ok(SummaryRow::read(row)?.into_summary()?)
+        Ok(SummaryRow::read(row)?.into_summary(from.keys)?)
     })?;
     changed.retain(|summary| query.after.is_none_or(|after| summary.list_place() < after));
     Ok(changed)
@@ -131,7 +131,7 @@ fn merged(
         );
         let values = std::iter::once(until.into()).chain(values.clone());
         from.visit(&sql, params_from_iter(values.chain(place)), |row| {
-            let summary = SummaryRow::read(row)?.into_summary()?;
+            let summary = SummaryRow::read(row)?.into_summary(from.keys)?;
             let at: i64 = row.get(SUMMARY_WIDTH)?;
             // The next page begins behind the time of the session, so the index must have the same.
             if at != summary.updated_at.as_micros() {

@@ -16,7 +16,7 @@ use super::log::{self, Link, RowColumns, SessionRow, WAYPOINT_EVERY, pack_exchan
 use super::recent::Recent;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
 use super::{chats, erase, memory, read, tenant};
-use crate::codec::{self, BLOB_BYTES_MIN};
+use crate::codec::BLOB_BYTES_MIN;
 use crate::commit::{Answer, Commit, SharedWrite, StateWrite, results_in};
 use crate::port::{HoldPlace, SharedOwner, StoreError};
 
@@ -68,8 +68,8 @@ fn write_all(
     let prev = require_head(conn, commit, found.as_ref())?;
     require_free_key(conn, commit)?;
     let own = found.as_ref().map_or(0, |row| row.pk);
-    if let Some(Change::Set(name)) = &commit.writes.name {
-        require_free_name(conn, owner, name, own)?;
+    if let Some(Change::Set(name)) = &commit.texts.name {
+        require_free_name(conn, owner, &name.lookup, own)?;
     }
     for write in &commit.writes.shared {
         let (last, is_there) = shared_version(conn, owner, write)?;
@@ -82,7 +82,7 @@ fn write_all(
     let places = looked_up.as_ref().or(places);
     let exchanges = memory::links(conn, commit, found.as_ref(), places)?;
     let links = pack_links(&task_links(conn, commit, places)?);
-    if let Some(name) = &commit.new_user {
+    if let Some(name) = &commit.texts.new_user {
         tenant::keep_user(conn, owner, name)?;
     }
     keep_answer(conn, commit)?;
@@ -222,7 +222,7 @@ fn require_free_key(conn: &Connection, commit: &Commit) -> Result<(), StoreError
     let Some(answer) = &commit.answer else {
         return Ok(());
     };
-    match read::answer(conn, answer.key)? {
+    match read::kept_answer(conn, answer.key)? {
         None => Ok(()),
         Some(Answer {
             session, revision, ..
@@ -358,23 +358,22 @@ fn write_session(
         write_names(conn, commit, row.pk)?;
         return Ok(row.pk);
     }
-    let (name, labels) = (
-        commit.writes.name.clone().and_then(Change::value),
-        commit.writes.labels.clone().and_then(Change::value),
-    );
+    let name = commit.texts.name.as_ref().and_then(set);
+    let labels = commit.texts.labels.as_ref().and_then(set);
     let columns = LifeColumns::of(after);
     let (origin, origin_seq) = match commit.writes.fork {
         Some((origin, at)) => (log::session_row(conn, origin)?.map_or(0, |row| row.pk), at),
         None => (0, 0),
     };
     let id = commit.session();
-    let values: [&dyn ToSql; 23] = [
+    let values: [&dyn ToSql; 24] = [
         &id_bytes(id.as_uuid()),
         &owner.tenant.as_str(),
         &owner.app.as_str(),
         &id_bytes(owner.user.as_uuid()),
         &owner.agent.as_str(),
-        &name,
+        &name.map(|name| &name.lookup),
+        &name.map(|name| &name.column),
         &labels,
         &after.closed,
         &to_sql(after.revision),
@@ -395,11 +394,11 @@ fn write_session(
     ];
     run(
         conn,
-        "INSERT INTO session(id, tenant, app, user, agent, name, labels, closed, revision, head,
-         created_at, last_at, tasks_opened, requests_started, items_appended, last_log, origin,
+        "INSERT INTO session(id, tenant, app, user, agent, name_lookup, name, labels, closed, revision,
+         head, created_at, last_at, tasks_opened, requests_started, items_appended, last_log, origin,
          origin_seq, status, deleted, ttl_mode, ttl_ms, expires_at, listed)
-         VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17,
-         ?18, ?19, ?20, ?21, ?22, ?23)",
+         VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13, ?14, ?15, ?16, ?17,
+         ?18, ?19, ?20, ?21, ?22, ?23, ?24)",
         &values[..],
     )?;
     Ok(conn.last_insert_rowid())
@@ -443,27 +442,37 @@ fn status_name(status: SessionStatus) -> &'static str {
 
 /// Changes the name and the labels of an existing session.
 fn write_names(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreError> {
-    if let Some(name) = commit.writes.name.clone() {
-        let sql = "UPDATE session SET name = ?2 WHERE pk = ?1";
-        run(conn, sql, (pk, name.value()))?;
+    if let Some(name) = &commit.texts.name {
+        let name = set(name);
+        let sql = "UPDATE session SET name_lookup = ?2, name = ?3 WHERE pk = ?1";
+        let columns = (name.map(|name| &name.lookup), name.map(|name| &name.column));
+        run(conn, sql, (pk, columns.0, columns.1))?;
     }
-    if let Some(labels) = commit.writes.labels.clone() {
+    if let Some(labels) = &commit.texts.labels {
         let sql = "UPDATE session SET labels = ?2 WHERE pk = ?1";
-        run(conn, sql, (pk, labels.value()))?;
+        run(conn, sql, (pk, set(labels)))?;
     }
     Ok(())
+}
+
+/// The new value, if the change sets one.
+fn set<T>(change: &Change<T>) -> Option<&T> {
+    match change {
+        Change::Set(value) => Some(value),
+        Change::Clear => None,
+    }
 }
 
 fn require_free_name(
     conn: &Connection,
     owner: &Owner,
-    name: &str,
+    lookup: &[u8],
     but: i64,
 ) -> Result<(), StoreError> {
     let sql = "SELECT id FROM session
-               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND name = ?4 AND pk <> ?5";
+               WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND name_lookup = ?4 AND pk <> ?5";
     let user = id_bytes(owner.user.as_uuid());
-    let key = (owner.tenant.as_str(), owner.app.as_str(), user, name, but);
+    let key = (owner.tenant.as_str(), owner.app.as_str(), user, lookup, but);
     match read::first(conn, sql, key, |row| row.get::<_, log::Uuid16>(0))? {
         None => Ok(()),
         Some(id) => Err(StoreError::NameTaken {
@@ -538,8 +547,8 @@ fn write_tasks(conn: &Connection, commit: &Commit, pk: i64, log: i64) -> Result<
         let row = (id, pk, last_log, json(closed));
         run(conn, "INSERT INTO closed_task VALUES(?1, ?2, ?3, ?4)", row)?;
     }
-    for (task, request, value) in &commit.writes.task_states {
-        write_task_state(conn, *task, pk, *request, log, value)?;
+    for (task, request, packed) in &commit.writes.task_states {
+        write_task_state(conn, *task, pk, *request, log, packed)?;
     }
     Ok(())
 }
@@ -550,14 +559,14 @@ pub(super) fn write_task_state(
     pk: i64,
     request: RequestId,
     log: i64,
-    value: &[u8],
+    packed: &[u8],
 ) -> Result<(), StoreError> {
     let row = (
         id_bytes(task.as_uuid()),
         pk,
         id_bytes(request.as_uuid()),
         log,
-        codec::pack(value),
+        packed,
     );
     let sql = "INSERT INTO task_state VALUES(?1, ?2, ?3, ?4, ?5)
                ON CONFLICT(task) DO UPDATE SET request = excluded.request, log = excluded.log,
@@ -691,9 +700,9 @@ fn write_state(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreE
                 run(conn, sql, (pk, key.as_str()))?;
             }
             StateWrite::Restore(key, from) => {
-                let value = read::state_at(conn, commit.session(), key, *from)?
+                let packed = read::packed_state_at(conn, commit.session(), key, *from)?
                     .ok_or_else(|| damaged(format!("`{key}` at revision {from}"), "no value"))?;
-                put_state(conn, pk, key, seq, &codec::pack(&value))?;
+                put_state(conn, pk, key, seq, &packed)?;
             }
         }
     }

@@ -28,6 +28,14 @@ impl SealKeys for SignerOnly {
     fn seal_key(&self, _id: SealKeyId) -> Option<Arc<SealKey>> {
         None
     }
+
+    fn key_of(&self, _owner: &KeyOwner) -> Option<Arc<SealKey>> {
+        None
+    }
+
+    fn seals(&self) -> bool {
+        false
+    }
 }
 
 impl KnownKeys for SignerOnly {
@@ -150,8 +158,7 @@ async fn append(
     let head = record.head();
     let commit = TenantCommit {
         record,
-        key: None,
-        address: None,
+        change: None,
     };
     store.commit_tenant(commit).await.expect("it follows");
     head

@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use statehold_core::digest::Digest;
 use statehold_core::principal::Principal;
+use statehold_core::session::STATE_KEEPER;
 use statehold_core::tenant::{TenantEvent, TenantHead, TenantRecord};
 
 use super::HEALTHY;
 use super::driver::{Driver, block_on};
 use super::fixture::{api_key, key_created, name, owner_of, seconds, session, user};
 use super::parallel::at_once;
-use crate::{AddressChange, Answer, ApiKey, ResumeAddress, Store, StoreError, TenantCommit};
+use crate::{
+    AddressChange, Answer, ApiKey, ResumeAddress, Store, StoreError, TenantChange, TenantCommit,
+};
 
 pub(super) async fn a_user_has_one_pseudonym(store: Arc<dyn Store>) {
     let ask = async |tenant: &str, text: &str, fresh| {
@@ -40,6 +43,55 @@ pub(super) async fn a_user_has_one_pseudonym(store: Arc<dyn Store>) {
     let several = store.user_names([6, 2, 5].map(user).to_vec()).await;
     let expected = [Some("bob"), None, Some("Zoë ✓")].map(|name| name.map(str::to_owned));
     assert_eq!(several.expect(HEALTHY), expected);
+}
+
+pub(super) async fn a_forgotten_user_is_new_again(store: Arc<dyn Store>) {
+    let ask = async |tenant: &str, fresh| {
+        let interned = store.intern_user(name(tenant), "bob".to_owned(), user(fresh));
+        interned.await.expect(HEALTHY)
+    };
+    assert_eq!(ask("north", 1).await, user(1));
+    assert_eq!(ask("south", 2).await, user(2));
+    let forget = async |tenant: &str, n| {
+        let event = TenantEvent::UserErased {
+            sessions: 0,
+            user: user(n),
+        };
+        let commit = TenantCommit {
+            record: entry(&head(&store, tenant).await, tenant, event),
+            change: Some(TenantChange::UserForgotten(user(n))),
+        };
+        store.commit_tenant(commit).await.expect("it follows");
+    };
+    forget("north", 1).await;
+    forget("north", 2).await;
+    assert_eq!(store.user_name(user(1)).await.expect(HEALTHY), None);
+    assert_eq!(ask("north", 3).await, user(3), "nobody that was here");
+    assert_eq!(ask("south", 4).await, user(2), "tenants are apart");
+}
+
+pub(super) async fn sessions_of_a_user_are_found_listed_or_not(store: Arc<dyn Store>) {
+    let mut first = Driver::begin_for(&store, owner_of("north", "shop", 1), 1).await;
+    let mut keeper = owner_of("north", "shop", 1);
+    keeper.agent = name(STATE_KEEPER);
+    Driver::begin_for(&store, keeper, 2).await;
+    Driver::begin_for(&store, owner_of("north", "desk", 1), 3).await;
+    Driver::begin_for(&store, owner_of("north", "shop", 2), 4).await;
+    Driver::begin_for(&store, owner_of("south", "shop", 1), 5).await;
+    let found = async |is_listed, after, limit| {
+        let found = store.sessions_of_user(name("north"), user(1), is_listed, after, limit);
+        let found = found.await.expect(HEALTHY);
+        let sessions = found.iter().map(|found| found.id).collect::<Vec<_>>();
+        (sessions, found.last().map_or(0, |last| last.place))
+    };
+    assert_eq!(found(true, 0, 9).await.0, [session(1), session(3)]);
+    let (page, place) = found(true, 0, 1).await;
+    assert_eq!(page, [session(1)]);
+    assert_eq!(found(true, place, 9).await.0, [session(3)]);
+    assert_eq!(found(false, 0, 9).await.0, [session(2)]);
+    first.delete_session().await;
+    assert_eq!(found(true, 0, 9).await.0, [session(3)]);
+    assert_eq!(found(false, 0, 9).await.0, [session(1), session(2)]);
 }
 
 pub(super) async fn a_new_user_is_stored_with_the_commit_of_their_session(store: Arc<dyn Store>) {
@@ -127,8 +179,7 @@ async fn append(
     let record = entry(&head(store, tenant).await, tenant, event);
     let commit = TenantCommit {
         record: record.clone(),
-        key,
-        address: None,
+        change: key.map(TenantChange::Key),
     };
     store.commit_tenant(commit).await.expect("it follows");
     record
@@ -189,8 +240,7 @@ pub(super) async fn an_entry_that_does_not_follow_is_refused_with_its_key(store:
     for wrong in [TenantHead::default(), before, elsewhere, ahead] {
         let commit = TenantCommit {
             record: entry(&wrong, "north", key_created(&key)),
-            key: Some(key.clone()),
-            address: None,
+            change: Some(TenantChange::Key(key.clone())),
         };
         let refused = store.commit_tenant(commit).await;
         assert!(
@@ -210,8 +260,7 @@ pub(super) async fn of_many_entries_after_one_head_one_is_taken(store: Arc<dyn S
             let key = api_key("north", round * 100 + n);
             let commit = TenantCommit {
                 record: entry(&base, "north", key_created(&key)),
-                key: Some(key),
-                address: None,
+                change: Some(TenantChange::Key(key)),
             };
             match block_on(store.commit_tenant(commit)) {
                 Ok(()) => true,
@@ -295,8 +344,7 @@ async fn change(store: &Arc<dyn Store>, tenant: &str, change: AddressChange) {
     };
     let commit = TenantCommit {
         record: entry(&head(store, tenant).await, tenant, event),
-        key: None,
-        address: Some(change),
+        change: Some(TenantChange::Address(change)),
     };
     store.commit_tenant(commit).await.expect("it follows");
 }
@@ -327,8 +375,7 @@ pub(super) async fn an_agent_has_one_address_until_it_is_removed(store: Arc<dyn 
     // A change whose entry does not follow is not made.
     let commit = TenantCommit {
         record: entry(&TenantHead::default(), "north", trace(1)),
-        key: None,
-        address: Some(AddressChange::Set(second)),
+        change: Some(TenantChange::Address(AddressChange::Set(second))),
     };
     store.commit_tenant(commit).await.expect_err("it is late");
     assert_eq!(all().await, [other, foreign]);

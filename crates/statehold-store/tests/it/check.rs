@@ -12,7 +12,9 @@ use statehold_core::tenant::{TenantEvent, TenantRecord};
 use statehold_store::sqlite::{FILE_NAME, Problem, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::suite::{fixture, story};
-use statehold_store::{AddressChange, Answer, PageLimit, ResumeAddress, Store, TenantCommit};
+use statehold_store::{
+    AddressChange, Answer, PageLimit, ResumeAddress, Store, TenantChange, TenantCommit,
+};
 
 /// A file with everything in it that can happen: a session and a fork of it, one that will expire,
 /// one that was deleted and one that is being deleted, keys, users and an audit stream.
@@ -115,8 +117,7 @@ async fn keep_keys(store: &dyn Store) {
         let record = TenantRecord::after(&head, tenant, who, now, event);
         let commit = TenantCommit {
             record,
-            key,
-            address: None,
+            change: key.map(TenantChange::Key),
         };
         store.commit_tenant(commit).await.expect("it follows");
     }
@@ -141,8 +142,7 @@ async fn keep_address(store: &dyn Store) {
     let (who, now) = (Principal::Local, fixture::seconds(1));
     let commit = TenantCommit {
         record: TenantRecord::after(&head, tenant, who, now, event),
-        key: None,
-        address: Some(AddressChange::Set(address)),
+        change: Some(TenantChange::Address(AddressChange::Set(address))),
     };
     store.commit_tenant(commit).await.expect("it follows");
 }

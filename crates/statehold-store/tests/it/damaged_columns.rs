@@ -4,8 +4,9 @@ use std::path::Path;
 
 use rusqlite::types::Value;
 use rusqlite::{Connection, params};
-use statehold_core::digest::Digest;
-use statehold_store::keys::KeyFile;
+use statehold_core::digest::{Digest, PayloadKey};
+use statehold_core::time::Timestamp;
+use statehold_store::keys::{KeyFile, KeyOwner, PayloadKeys, UserKey};
 use statehold_store::sqlite::FILE_NAME;
 use statehold_store::suite::fixture;
 
@@ -25,12 +26,13 @@ const FLIPS: usize = 3;
 
 /// The payload key that the suite uses for a user.
 fn keep_payload_key(directory: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    let user = fixture::user(1).to_string();
-    let secret = Digest::sha256(user.as_bytes());
-    let path = directory.join(KeyFile::NAME);
-    std::fs::write(&path, format!("{user} {secret} 0\n")).expect("the key is written");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("it is private");
+    let user = fixture::user(1);
+    let secret = Digest::sha256(user.to_string().as_bytes());
+    let key = PayloadKey::from_bytes(*secret.as_bytes());
+    let key = UserKey::of(key, Timestamp::from_micros(0));
+    let keys = KeyFile::open(directory).expect("keys can be kept");
+    let kept = keys.keep(&KeyOwner::User(user), &key);
+    kept.expect("the key is written");
 }
 
 /// The columns of all tables, each with whether it is the key of its rows.

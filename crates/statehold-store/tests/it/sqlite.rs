@@ -1,6 +1,10 @@
 //! The embedded adapter keeps every promise, and leaves a file that is what its log says.
 
+use std::sync::Arc;
+
 use statehold_store::conformance_tests;
+use statehold_store::keys::{KeyFile, KeyOwner, PayloadKeys};
+use statehold_store::seal::{SealKey, SealKeyId, SealKeys};
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use tempfile::TempDir;
 
@@ -37,6 +41,48 @@ mod without_a_tail {
             ..SqliteOptions::default()
         })
     });
+}
+
+/// Makes the key of every owner that comes by.
+struct KeysOnDemand(KeyFile);
+
+impl SealKeys for KeysOnDemand {
+    fn seal_key(&self, id: SealKeyId) -> Option<Arc<SealKey>> {
+        self.0.seal_key(id)
+    }
+
+    fn key_of(&self, owner: &KeyOwner) -> Option<Arc<SealKey>> {
+        self.0.get_or_create(owner).expect("a key is made");
+        self.0.key_of(owner)
+    }
+
+    fn seals(&self) -> bool {
+        true
+    }
+}
+
+fn open_sealed(tail_bytes_max: usize) -> (SqliteStore, Checked) {
+    let directory = tempfile::tempdir().expect("there is room for a directory");
+    let keys = KeyFile::open(directory.path()).expect("keys can be kept");
+    let options = SqliteOptions {
+        keys: Arc::new(KeysOnDemand(keys)),
+        tail_bytes_max,
+        ..SqliteOptions::default()
+    };
+    let store = SqliteStore::open(directory.path(), options);
+    (store.expect("a new store opens"), Checked(directory))
+}
+
+mod sealed {
+    use super::{conformance_tests, open_sealed};
+
+    conformance_tests!(async || open_sealed(64 * 1024 * 1024));
+}
+
+mod sealed_without_a_tail {
+    use super::{conformance_tests, open_sealed};
+
+    conformance_tests!(async || open_sealed(0));
 }
 
 mod with_a_tail_for_few_rows {

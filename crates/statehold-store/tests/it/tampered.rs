@@ -29,6 +29,14 @@ impl SealKeys for Keys {
     fn seal_key(&self, _id: SealKeyId) -> Option<Arc<SealKey>> {
         None
     }
+
+    fn key_of(&self, _owner: &KeyOwner) -> Option<Arc<SealKey>> {
+        None
+    }
+
+    fn seals(&self) -> bool {
+        false
+    }
 }
 
 impl KnownKeys for Keys {
@@ -95,8 +103,7 @@ impl Scene {
         let record = TenantRecord::root_after(&head, tenant, now, root, |bytes| signer.sign(bytes));
         let commit = TenantCommit {
             record,
-            key: None,
-            address: None,
+            change: None,
         };
         let taken = self.store.commit_tenant(commit).await;
         taken.expect("it follows");

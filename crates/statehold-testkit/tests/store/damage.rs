@@ -10,6 +10,7 @@ use std::path::Path;
 use rusqlite::Connection;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
+use statehold_store::key_ring::KeyRing;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{LOCK_NAME, Problem, ProblemKind, SqliteStore};
 use statehold_store::{ItemQuery, PageLimit, Store, StoreError, codec};
@@ -397,7 +398,7 @@ fn no_flipped_bit_of_a_backup_is_restored() {
         let left = std::fs::read_dir(target.path()).expect("reads");
         let left = left.map(|entry| entry.expect("an entry").file_name());
         let left: BTreeSet<_> = left.collect();
-        let allowed = BTreeSet::from([KeyFile::NAME.into(), LOCK_NAME.into()]);
+        let allowed = BTreeSet::from([KeyRing::NAME, KeyFile::NAME, LOCK_NAME].map(Into::into));
         assert_eq!(left, allowed, "{what}: {}", chain(&error));
     }
     println!("{noticed} flips of a backup refused, {harmless} without effect");

@@ -2,9 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,7 +21,7 @@ use statehold_core::scope::{MergePolicy, Scope, StateKey};
 use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
 use statehold_model::fixtures;
-use statehold_store::keys::{KeyFile, KeyOwner};
+use statehold_store::keys::{KeyFile, KeyOwner, PayloadKeys, UserKey};
 use statehold_store::sqlite::{CheckReport, FILE_NAME, SqliteOptions, SqliteStore};
 use statehold_store::{
     Commit, Due, HoldOrder, HoldQuery, HoldSummary, ItemQuery, KeyRange, PageLimit, SessionOrder,
@@ -57,19 +54,14 @@ pub(crate) fn write_keys(directory: &Path) {
         (KeyOwner::User(owner.user), keys.user),
         (KeyOwner::Tenant(owner.tenant), keys.tenant),
     ];
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(directory.join(KeyFile::NAME))
-        .expect("no key file yet");
+    let file = KeyFile::open(directory).expect("keys can be kept");
     for (owner, key) in owners {
-        writeln!(file, "{owner} {} 0", spelled(&key)).expect("the disk has room");
+        let key = UserKey::of(key, Timestamp::from_micros(0));
+        file.keep(&owner, &key).expect("the disk has room");
     }
 }
 
-/// A key as the key file has it.
+/// A key in hexadecimal digits.
 pub(crate) fn spelled(key: &PayloadKey) -> String {
     let mut digits = String::new();
     for byte in key.expose() {

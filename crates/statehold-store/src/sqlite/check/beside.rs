@@ -13,6 +13,8 @@ use statehold_core::session::Owner;
 use uuid::Uuid;
 
 use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
+use super::super::sealing::{is_name_lookup, open_text};
+use super::super::snapshot::KeyedConnection;
 use super::super::sql::{from_sql, id_bytes, to_sql};
 use super::super::{chats, memory, read};
 use crate::check::{CheckReport, Problem, bad_payload};
@@ -69,7 +71,10 @@ struct Pass {
 }
 
 /// Compares every row beside the log with the log.
-pub(super) fn check(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
+pub(super) fn check(
+    conn: &KeyedConnection<'_>,
+    report: &mut CheckReport,
+) -> Result<(), StoreError> {
     let mut pass = Pass::default();
     let mut last = 0;
     loop {
@@ -101,7 +106,7 @@ impl Pass {
 
     fn learn(
         &mut self,
-        conn: &Connection,
+        conn: &KeyedConnection<'_>,
         row: &LogRow,
         record: &Record,
     ) -> Result<(), StoreError> {
@@ -206,7 +211,7 @@ impl Pass {
 
     fn learn_events(
         &mut self,
-        conn: &Connection,
+        conn: &KeyedConnection<'_>,
         row: &LogRow,
         record: &Record,
         pk: i64,
@@ -272,8 +277,8 @@ impl Pass {
                     self.private.insert(*task, (*request, row.id, pk));
                 }
                 Event::TaskRenamed { from, to } => {
-                    let state = read::task_state_at(conn, user, row.prev, *from)?;
-                    let state = state.filter(|state| state.value.is_some());
+                    let state = read::task_state_at(conn, row.prev, *from)?;
+                    let state = state.filter(|state| !state.is_erased);
                     let filed = state.map(|state| (*to, (state.request, state.log, pk)));
                     self.private.extend(filed);
                 }
@@ -422,20 +427,31 @@ impl Pass {
         Ok(())
     }
 
-    fn compare_names(&mut self, conn: &Connection) -> Result<(), StoreError> {
+    fn compare_names(&mut self, conn: &KeyedConnection<'_>) -> Result<(), StoreError> {
         for (pk, session) in self.sessions.clone() {
-            let sql = "SELECT name, labels FROM session WHERE pk = ?1";
-            let kept = read::first(conn, sql, [pk], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let sql = "SELECT name_lookup, name, labels FROM session WHERE pk = ?1";
+            let columns: Option<[Option<Vec<u8>>; 3]> = read::first(conn, sql, [pk], |row| {
+                Ok([row.get(0)?, row.get(1)?, row.get(2)?])
+            })?;
+            let [lookup, name, labels] = columns.unwrap_or_default();
+            let place = format!("session {}", session.id);
+            let text = |column: &Option<Vec<u8>>| open_text(column.as_deref(), conn.keys, &place);
+            let (kept, labels) = (text(&name)?, text(&labels)?);
+            let is_found = match &kept {
+                Some(kept) => is_name_lookup(conn.keys, session.user, kept, lookup.as_deref()),
+                // A name that cannot be opened cannot be compared either.
+                None => lookup.is_some() == name.is_some(),
+            };
             // A fork inherits neither the name nor the labels of its origin.
-            if kept != Some(self.names.remove(&pk).unwrap_or_default()) {
-                let place = format!("session {}", session.id);
+            let logged = self.names.remove(&pk).unwrap_or_default();
+            if (kept, labels) != logged || !is_found {
                 self.wrong(place, "has another name or other labels than the log says");
             }
         }
         Ok(())
     }
 
-    fn compare_shared(&mut self, conn: &Connection) -> Result<(), StoreError> {
+    fn compare_shared(&mut self, conn: &KeyedConnection<'_>) -> Result<(), StoreError> {
         self.finish_merging();
         let sql = "SELECT tenant, app, user, key, version, value,
                    session, revision, principal, at, request FROM shared";
@@ -451,11 +467,12 @@ impl Pass {
             if self.unknown.contains(&key) {
                 continue;
             }
-            let value = packed.map(|packed| codec::unpack(&packed)).transpose();
+            let value = packed.map(|packed| codec::open(&packed, conn.keys));
             let found = value
+                .transpose()
                 .map(|value| ExpectedValue {
                     version: from_sql(version),
-                    value,
+                    value: value.flatten(),
                     by,
                 })
                 .ok();
@@ -473,7 +490,7 @@ impl Pass {
         Ok(())
     }
 
-    fn compare_private(&mut self, conn: &Connection) -> Result<(), StoreError> {
+    fn compare_private(&mut self, conn: &KeyedConnection<'_>) -> Result<(), StoreError> {
         let sql = "SELECT count(*) FROM task_state";
         let found: Option<i64> = read::first(conn, sql, [], |row| row.get(0))?;
         if found.and_then(|found| usize::try_from(found).ok()) != Some(self.private.len()) {

@@ -27,26 +27,28 @@ pub(super) struct ErasureCheck {
 }
 
 impl ErasureCheck {
-    pub(super) fn note(&mut self, session: SessionId, stored: &StoredRecord) {
+    /// Notes a record. `sealed` says which payloads are there, under a key that is gone.
+    pub(super) fn note(&mut self, session: SessionId, stored: &StoredRecord, sealed: &[bool]) {
         let content = &stored.record.content;
         let events = content.events.iter();
         let hidden = events.flat_map(|event| event.erased(ErasedPayloads::Hidden));
         let is_own = content.session == session;
-        for (body, is_hidden) in stored.bodies.iter().zip(hidden) {
-            match (body, is_own) {
-                (Some(_), true) => {
+        let bodies = stored.bodies.iter().zip(sealed);
+        for ((body, is_sealed), is_hidden) in bodies.zip(hidden) {
+            match (body.is_some() || *is_sealed, is_own) {
+                (true, true) => {
                     self.any_left = content.seq;
                     if is_hidden {
                         self.hidden_left = content.seq;
                     }
                 }
-                (None, true) => {
+                (false, true) => {
                     self.any_gone.get_or_insert(content.seq);
                     if !is_hidden {
                         self.visible_gone.get_or_insert(content.seq);
                     }
                 }
-                (None, false) if !is_hidden => {
+                (false, false) if !is_hidden => {
                     self.shared_gone.get_or_insert(content.seq);
                 }
                 (_, false) => {}

@@ -24,7 +24,7 @@ const TABLES: [SummedTable; 5] = [
     },
     SummedTable {
         name: "user",
-        columns: &["id", "tenant", "name"],
+        columns: &["id", "tenant", "lookup", "name"],
         erasable: None,
     },
     SummedTable {

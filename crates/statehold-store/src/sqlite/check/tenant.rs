@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::{Connection, Row};
 use statehold_core::digest::Digest;
-use statehold_core::ids::KeyId;
+use statehold_core::ids::{KeyId, UserId};
 use statehold_core::name::Name;
 use statehold_core::tenant::TenantEvent;
 
+use super::super::sql::id_bytes;
 use super::super::{read, tenant};
 use super::Extent;
 use crate::check::{Anchors, CheckReport, Problem, ProblemKind, Signer, StreamCheck};
@@ -54,7 +55,30 @@ pub(super) fn check(
     }
     let compared = compare_addresses(conn, extent.tenant, &said.addresses, report);
     report.go_on(compared)?;
+    require_forgotten(conn, &said.erased_users, report)?;
     compare_keys(conn, extent.tenant, &said.keys, report)
+}
+
+/// The names of erased users must be gone.
+fn require_forgotten(
+    conn: &Connection,
+    erased: &BTreeSet<(Name, UserId)>,
+    report: &mut CheckReport,
+) -> Result<(), StoreError> {
+    for (tenant, user) in erased {
+        let sql = "SELECT 1 FROM user WHERE id = ?1 AND tenant = ?2";
+        let key = (id_bytes(user.as_uuid()), tenant.as_str());
+        let kept: Option<i64> = read::first(conn, sql, key, |row| row.get(0))?;
+        if kept.is_some() {
+            let what = "was erased, but the name is there";
+            report.add(Problem::new(
+                ProblemKind::Entry,
+                format!("the user {user}"),
+                what,
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The API keys and resume addresses according to the streams.
@@ -62,6 +86,7 @@ pub(super) fn check(
 struct ExpectedKeys {
     keys: Said,
     addresses: Pushed,
+    erased_users: BTreeSet<(Name, UserId)>,
 }
 
 /// Reads one stream from its beginning; says whether it is whole.
@@ -112,7 +137,12 @@ fn follow(
                 TenantEvent::ResumeAddressRemoved { agent } => {
                     said.addresses.remove(&(name.clone(), agent.clone()));
                 }
-                TenantEvent::HeadsSigned { .. } | TenantEvent::TraceRead { .. } => {}
+                TenantEvent::UserErased { user, .. } => {
+                    said.erased_users.insert((name.clone(), *user));
+                }
+                TenantEvent::HeadsSigned { .. }
+                | TenantEvent::KeyRingRotated { .. }
+                | TenantEvent::TraceRead { .. } => {}
             }
         }
     }

@@ -1,4 +1,4 @@
--- Layout 4. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
+-- Layout 5. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
 -- The log is written in the order of arrival: a commit touches its tail and a few small rows, never
 -- the middle of a long history. Each log row names the row before it of the same session, and, in
 -- `links`, the row before it of each task whose history it adds to, and, in `exchanges`, where the memories
@@ -19,8 +19,9 @@ CREATE TABLE session(
   app TEXT NOT NULL,
   user BLOB NOT NULL,
   agent TEXT NOT NULL,
-  name TEXT,
-  labels TEXT,
+  name_lookup BLOB,
+  name BLOB,
+  labels BLOB,
   status TEXT NOT NULL,
   closed INTEGER NOT NULL,
   deleted INTEGER NOT NULL,
@@ -39,7 +40,7 @@ CREATE TABLE session(
   origin INTEGER NOT NULL,
   origin_seq INTEGER NOT NULL
 );
-CREATE UNIQUE INDEX session_by_name ON session(tenant, app, user, name);
+CREATE UNIQUE INDEX session_by_name ON session(tenant, app, user, name_lookup);
 CREATE INDEX session_by_tenant ON session(tenant, listed);
 CREATE INDEX session_by_app ON session(tenant, app, listed);
 CREATE INDEX session_by_user ON session(tenant, user, listed);
@@ -254,10 +255,11 @@ CREATE TABLE erasure(
 CREATE TABLE user(
   id BLOB PRIMARY KEY NOT NULL,
   tenant TEXT NOT NULL,
-  name TEXT NOT NULL,
+  lookup BLOB NOT NULL,
+  name BLOB NOT NULL,
   sum BLOB NOT NULL
 );
-CREATE UNIQUE INDEX user_by_name ON user(tenant, name);
+CREATE UNIQUE INDEX user_by_name ON user(tenant, lookup);
 
 CREATE TABLE api_key(
   id BLOB PRIMARY KEY NOT NULL,

@@ -283,8 +283,8 @@ fn a_damaged_or_foreign_backup_is_refused_and_nothing_is_left() {
             "layout 1, which an earlier version writes",
         ),
         (
-            "PRAGMA user_version = 5",
-            "layout 5, which a newer version writes",
+            "PRAGMA user_version = 6",
+            "layout 6, which a newer version writes",
         ),
         ("CREATE VIEW evil AS SELECT 1", "view `evil`"),
     ] {
