@@ -81,7 +81,7 @@ MAY_REACH = {
     "approver": DECIDES | {"holds_read"},
     "operator": READS | CANCELS | HISTORY | ADK_READS | MAKES_TOKENS,
     "admin": (READS | CANCELS | MANAGES | HISTORY | ADK_READS | ADK_WRITES | APPENDS | MAKES_TOKENS
-              | {"keys_revoke"}),
+              | {"keys_revoke", "users_erase"}),
 }
 # Operations that succeed without an effect on an object that is foreign or missing.
 SILENT = {"adk_list", "adk_delete"}

@@ -87,18 +87,19 @@ impl Engine {
         caller: &Caller,
         event: TenantEvent,
     ) -> Result<(), EngineError> {
-        self.append_audit(caller, event, None).await
+        self.append_audit(caller, event, None).await?;
+        Ok(())
     }
 
     /// Records an event outside any session, with the row beside the stream that it changes. Runs as a task
     /// of its own: if the caller disconnects after the commit, memory is still updated, so a revoked key
-    /// stops working.
+    /// stops working. Returns the entry as the head of the stream.
     pub(crate) async fn append_audit(
         &self,
         caller: &Caller,
         event: TenantEvent,
         change: Option<TenantChange>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<TenantHead, EngineError> {
         let (engine, tenant, principal) = (self.clone(), caller.tenant.clone(), caller.principal);
         let appended = self.inner().tasks.spawn(async move {
             let make = |head: &TenantHead, now| {
@@ -115,7 +116,7 @@ impl Engine {
         change: Option<TenantChange>,
         is_root: bool,
         make: impl FnOnce(&TenantHead, Timestamp) -> TenantRecord,
-    ) -> Result<(), EngineError> {
+    ) -> Result<TenantHead, EngineError> {
         let inner = self.inner();
         let mut streams = inner.audit.streams.lock().await;
         let before = inner.store.tenant_head(tenant.clone()).await?;
@@ -156,7 +157,7 @@ impl Engine {
         if known.is_none_or(|known| *known == before) {
             streams.written.insert(tenant.clone(), head);
         }
-        Ok(())
+        Ok(head)
     }
 }
 
@@ -236,7 +237,8 @@ impl Engine {
         let make = |head: &TenantHead, now| {
             TenantRecord::root_after(head, tenant.clone(), now, root, |bytes| signer.sign(bytes))
         };
-        self.append(tenant, None, true, make).await
+        self.append(tenant, None, true, make).await?;
+        Ok(())
     }
 
     /// The commit at which signing continues after a start: every tenant has roots up to there.

@@ -51,6 +51,11 @@ pub enum EngineError {
         /// The agent of the child request.
         called: String,
     },
+    /// The user was erased while the call was in progress.
+    #[error(
+        "the user is being erased, so nothing was stored; a new call begins as a new user of that name"
+    )]
+    UserErased,
     /// The caller's revision is stale.
     #[error("the session is at revision {current}, not {expected}; read it again")]
     RevisionMismatch {

@@ -263,7 +263,8 @@ impl Engine {
         key.revoked_at = Some(self.inner().clock.now());
         let event = TenantEvent::KeyRevoked { key: id };
         self.append_audit(caller, event, Some(TenantChange::Key(key)))
-            .await
+            .await?;
+        Ok(())
     }
 }
 

@@ -131,6 +131,10 @@ impl PayloadKeys for MemoryKeys {
         Arc::clone(&self.ring)
     }
 
+    fn rotate_ring(&self) -> Result<(), StoreError> {
+        self.ring.rotate().map(drop)
+    }
+
     fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
         Ok(self.keys.lock().remove(owner).is_some())
     }

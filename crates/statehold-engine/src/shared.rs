@@ -8,12 +8,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use statehold_core::command::{Command, Rejection, StatePatch};
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, UserId};
+use statehold_core::limits::COMMAND_KEYS_MAX;
 use statehold_core::name::Name;
 use statehold_core::scope::Scope;
 use statehold_core::session::{Owner, STATE_KEEPER};
 use statehold_core::time::Timestamp;
 use statehold_store::{
-    PageLimit, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, StoreError,
+    KeyRange, PageLimit, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue,
+    StoreError,
 };
 use uuid::Uuid;
 
@@ -28,6 +30,9 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::{require_admin, require_any};
 use crate::users::NamedUser;
+
+/// How many bytes of values one page reads of a user who is erased.
+const ERASED_PAGE_BYTES: u64 = 8 * 1024 * 1024;
 
 /// Fails unless the caller may write the values of an app, or of a user in an app.
 pub(crate) fn require_shared_writer(
@@ -125,6 +130,61 @@ impl Engine {
             self.create_keeper(&write, &owner).await?;
         }
         write.commit(&command, view).await
+    }
+
+    /// Deletes every value of a user in an app, and the keeper session with its payloads. For erasing the user:
+    /// checks no rights.
+    pub(crate) async fn delete_user_values(
+        &self,
+        caller: &Caller,
+        app: &Name,
+        user: UserId,
+    ) -> Result<(), EngineError> {
+        let call = Call::by(caller.clone());
+        let owner = Owner {
+            agent: STATE_KEEPER.parse().expect("a fixed name is a name"),
+            app: app.clone(),
+            tenant: caller.tenant.clone(),
+            user,
+        };
+        let shared = SharedOwner {
+            tenant: caller.tenant.clone(),
+            app: app.clone(),
+            user: Some(user),
+        };
+        let limit = PageLimit {
+            entries: COMMAND_KEYS_MAX,
+            bytes: ERASED_PAGE_BYTES,
+        };
+        loop {
+            let store = &self.inner().store;
+            let page = store
+                .shared(shared.clone(), KeyRange::default(), limit)
+                .await?;
+            if page.values.is_empty() {
+                break;
+            }
+            let (session, found) = self.find_keeper(&caller.tenant, app, Some(user)).await?;
+            let mut write = SessionWrite::new(self, &call, session);
+            write.authority = Authority::Server;
+            if found.is_none() {
+                self.create_keeper(&write, &owner).await?;
+            }
+            let patch = StatePatch {
+                delete: page.values.into_keys().collect(),
+                ..StatePatch::default()
+            };
+            write
+                .commit_unseen(&Command::PutState { patch, by: None })
+                .await?;
+        }
+        let (session, found) = self.find_keeper(&caller.tenant, app, Some(user)).await?;
+        if found.is_some() {
+            let mut write = SessionWrite::new(self, &call, session);
+            write.authority = Authority::Server;
+            write.commit_unseen(&Command::DeleteSession).await?;
+        }
+        Ok(())
     }
 
     async fn create_keeper(

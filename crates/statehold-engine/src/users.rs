@@ -98,7 +98,9 @@ pub(crate) struct NamedUser {
 struct UserCache {
     ids: HashMap<(Name, String), UserId>,
     names: HashMap<UserId, String>,
-    /// Erased since the start. A call that read the name before the erasure must not bring it back.
+    /// Users whom an erasure since the start has begun to erase: nothing is committed in their name any more.
+    erasing: HashSet<UserId>,
+    /// Those whose erasure has ended. A call that read the name before must not bring it back.
     erased: HashSet<UserId>,
 }
 
@@ -151,6 +153,19 @@ impl Users {
         }
         known.ids.insert((tenant.clone(), name.to_owned()), id);
         known.names.insert(id, name.to_owned());
+    }
+
+    /// From now on no caller commits anything in the name of this user.
+    pub(crate) fn refuse_commits_of(&self, id: UserId) {
+        self.known.lock().erasing.insert(id);
+    }
+
+    pub(crate) fn takes_commits_of(&self, id: UserId) -> bool {
+        !self.known.lock().erasing.contains(&id)
+    }
+
+    pub(crate) fn is_gone(&self, id: UserId) -> bool {
+        self.known.lock().erased.contains(&id)
     }
 
     /// Forgets an erased user. The next user of that name is somebody else.

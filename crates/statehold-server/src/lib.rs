@@ -78,8 +78,8 @@ pub fn openapi_json() -> &'static str {
 
 fn routes() -> OpenApiRouter<App> {
     use native::{
-        agent, audit, chat, feed, hold, key, operations, request, resume_address, session, state,
-        task,
+        agent, audit, chat, feed, hold, key, key_ring, operations, request, resume_address,
+        session, state, task, user,
     };
     OpenApiRouter::with_openapi(openapi::Document::openapi())
         .merge(session::routes())
@@ -95,6 +95,8 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(openai::models::list))
         .routes(routes!(openai::models::read))
         .merge(key::routes())
+        .merge(key_ring::routes())
+        .merge(user::routes())
         .merge(audit::routes())
         .merge(operations::routes())
 }

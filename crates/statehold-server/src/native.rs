@@ -8,12 +8,14 @@ pub(crate) mod dev;
 pub(crate) mod feed;
 pub(crate) mod hold;
 pub(crate) mod key;
+pub(crate) mod key_ring;
 pub(crate) mod operations;
 pub(crate) mod request;
 pub(crate) mod resume_address;
 pub(crate) mod session;
 pub(crate) mod state;
 pub(crate) mod task;
+pub(crate) mod user;
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};

@@ -42,6 +42,8 @@ pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
         (name = "state", description = "Values of a session, an app or a user."),
         (name = "feeds", description = "Records as they are committed, over server-sent events."),
         (name = "keys", description = "Keys."),
+        (name = "key-ring", description = "The key ring of the installation."),
+        (name = "users", description = "Users."),
         (name = "audit", description = "The audit stream, and its verification."),
         (name = "operations", description = "What operators and their tools ask."),
     ),

@@ -126,6 +126,10 @@ impl KeyRing {
     /// The name of the file in the data directory.
     pub const NAME: &'static str = "key-ring";
 
+    /// How many secrets a ring may have: one a day for eleven years. Opening what callers carry looks for its secret
+    /// among all of them.
+    pub const SECRETS_MAX: usize = 4_096;
+
     /// Opens the ring of a data directory, or begins one with a first secret.
     ///
     /// # Errors
@@ -213,10 +217,16 @@ impl KeyRing {
     ///
     /// # Errors
     ///
-    /// If it cannot be stored.
+    /// If it cannot be stored, or the ring is full.
     pub fn rotate(&self) -> Result<RingKeyId, StoreError> {
         let fresh = RingKey::fresh()?;
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        if keys.len() >= Self::SECRETS_MAX {
+            let most = Self::SECRETS_MAX;
+            return Err(StoreError::Unusable(format!(
+                "the key ring has its {most} secrets; it cannot be rotated again"
+            )));
+        }
         if let Some(path) = &self.path {
             append_line(path, &fresh.line())?;
         }

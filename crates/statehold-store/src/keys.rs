@@ -69,6 +69,14 @@ pub trait PayloadKeys: KnownKeys + 'static {
     /// The secrets that seal what callers carry.
     fn ring(&self) -> Arc<KeyRing>;
 
+    /// Adds a new secret to the key ring and wraps every key with it. What callers carry stays valid, for the
+    /// older secrets still open. May block on disk.
+    ///
+    /// # Errors
+    ///
+    /// If the ring is full, or a file cannot be written.
+    fn rotate_ring(&self) -> Result<(), StoreError>;
+
     /// Deletes the key of an owner for good: after `Ok` no file here contains it, even after a crash. Returns
     /// whether there was one. May block on disk.
     ///
@@ -244,19 +252,6 @@ impl KeyFile {
         self.read().unreadable.len()
     }
 
-    /// Adds a new secret to the key ring and wraps every key with it. What callers carry stays valid, for the
-    /// older secrets still open. Blocks on disk.
-    ///
-    /// # Errors
-    ///
-    /// If a file cannot be written.
-    pub fn rotate_ring(&self) -> Result<RingKeyId, StoreError> {
-        let _writing = self.write_turn();
-        let fresh = self.ring.rotate()?;
-        self.rewrite(&self.read(), None)?;
-        Ok(fresh)
-    }
-
     /// Writes the whole file again, without the keys of one owner.
     fn rewrite(&self, keys: &Keys, but: Option<&str>) -> Result<(), StoreError> {
         let by = self.ring.newest();
@@ -333,6 +328,12 @@ impl KnownKeys for KeyFile {
 impl PayloadKeys for KeyFile {
     fn ring(&self) -> Arc<KeyRing> {
         Arc::clone(&self.ring)
+    }
+
+    fn rotate_ring(&self) -> Result<(), StoreError> {
+        let _writing = self.write_turn();
+        self.ring.rotate()?;
+        self.rewrite(&self.read(), None)
     }
 
     fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
@@ -556,7 +557,8 @@ mod tests {
         let keys = KeyFile::open(directory.path()).expect("opens");
         let key = keys.get_or_create(&bob()).expect("made");
         let path = directory.path().join(KeyFile::NAME);
-        let fresh = keys.rotate_ring().expect("rotates").to_string();
+        keys.rotate_ring().expect("rotates");
+        let fresh = keys.ring().newest().id;
         let other = keys.get_or_create(&tenant()).expect("made");
         let text = std::fs::read_to_string(&path).expect("reads");
         assert_eq!(text.matches(&format!(" {fresh}:")).count(), 2, "{text}");

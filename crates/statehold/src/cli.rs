@@ -10,6 +10,7 @@ mod chat;
 mod check;
 mod completions;
 mod config;
+mod data_engine;
 mod demo;
 mod diff;
 mod doctor;
@@ -17,6 +18,7 @@ mod frame;
 mod globals;
 mod hold;
 mod items;
+mod keys;
 mod mcp;
 mod output;
 mod printable;
@@ -30,6 +32,7 @@ mod tasks;
 mod times;
 mod token;
 mod tree;
+mod users;
 
 use clap::{Parser, Subcommand};
 
@@ -83,6 +86,10 @@ enum CliCommand {
     Mcp(mcp::McpArgs),
     /// Create, list and revoke API keys.
     Token(token::TokenArgs),
+    /// List and rotate the secrets of the key ring.
+    Keys(keys::KeysArgs),
+    /// Erase a user.
+    Users(users::UsersArgs),
     /// Show who did what, and verify that no record was changed.
     #[command(subcommand)]
     Audit(audit::AuditCommand),
@@ -120,6 +127,8 @@ impl Cli {
             CliCommand::Agents(agents) => agents.run(globals, &output),
             CliCommand::Mcp(mcp) => mcp.run(globals, &output),
             CliCommand::Token(token) => token.run(globals, &output),
+            CliCommand::Keys(keys) => keys.run(globals, &output),
+            CliCommand::Users(users) => users.run(globals, &output),
             CliCommand::Audit(audit) => audit.run(globals, &output),
             CliCommand::Doctor(doctor) => doctor.run(globals, &output),
             CliCommand::Config(config) => config.run(&output),

@@ -172,3 +172,44 @@ fn a_backup_is_restored_once() {
         &["there is no backup"],
     );
 }
+
+#[test]
+fn a_user_is_erased_and_the_key_ring_rotated_without_a_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = text(directory.path());
+    let users = ["users", "erase", "bob", "--data", data];
+    check(&users, 2, &["needs a confirmation", "--yes"]);
+    check(
+        &["keys", "list", "--data", data],
+        1,
+        &["there is no data in"],
+    );
+    let token = [
+        "token", "create", "--role", "client", "--user", "bob", "--data", data,
+    ];
+    check(&token, 0, &["shk_"]);
+    let kept = || std::fs::read_to_string(directory.path().join("user-keys")).expect("reads");
+    assert!(kept().contains("usr_"));
+    let confirmed = [&users[..], &["--yes"]].concat();
+    let told = [
+        "✓ erased bob (usr_",
+        "0 sessions deleted, 1 keys revoked",
+        "user-keys",
+    ];
+    check(&confirmed, 0, &told);
+    assert!(!kept().contains("usr_"));
+    check(&confirmed, 3, &["there is no user bob"]);
+    check(&["keys", "list", "--data", data], 0, &["seals and opens"]);
+    let before = kept();
+    check(
+        &["keys", "rotate", "--data", data],
+        0,
+        &["opens", "seals and opens", "key-ring"],
+    );
+    assert_ne!(kept(), before, "the keys are wrapped again");
+    check(
+        &["check", "--data", data],
+        0,
+        &["✓ everything is what the log says"],
+    );
+}

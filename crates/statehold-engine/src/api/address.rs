@@ -102,7 +102,8 @@ pub async fn remove(engine: &Engine, caller: &Caller, agent: &Name) -> Result<()
     let change = AddressChange::Removed(agent.clone());
     engine
         .append_audit(caller, event, Some(TenantChange::Address(change)))
-        .await
+        .await?;
+    Ok(())
 }
 
 fn require_right(caller: &Caller, agent: &Name) -> Result<(), EngineError> {

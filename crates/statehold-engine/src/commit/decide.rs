@@ -116,6 +116,11 @@ impl Engine {
         let bodies = submission.payloads.of(&record);
         let mut commit = Commit::new(before, record, bodies)
             .map_err(|error| EngineError::Invalid(error.to_string()))?;
+        let owner = commit.after.owner.as_ref();
+        let owner = owner.filter(|_| write.authority != Authority::Server);
+        if owner.is_some_and(|owner| !self.inner().users.takes_commits_of(owner.user)) {
+            return Err(EngineError::UserErased);
+        }
         if let Some(merged) = submission.merged {
             commit.set_merged(merged.shared.iter().cloned());
         }

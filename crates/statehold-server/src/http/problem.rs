@@ -60,6 +60,7 @@ codes! {
     MethodNotAllowed = 405 "method_not_allowed" "Method not allowed";
     BodyTimeout = 408 "body_timeout" "Timeout while reading the body";
     NameTaken = 409 "name_taken" "Name already in use";
+    UserErased = 409 "user_erased" "The user is being erased";
     EventTaken = 409 "event_taken" "Event id already in use";
     AgentBusy = 409 "agent_busy" "The agent waits for a person in this conversation";
     SessionClosed = 409 "session_closed" "The session is closed";
@@ -245,6 +246,7 @@ impl From<EngineError> for Problem {
                 problem(Code::Forbidden).with("needs", needs.name())
             }
             EngineError::KeyEnded => problem(Code::Unauthenticated),
+            EngineError::UserErased => problem(Code::UserErased),
             EngineError::WrongUser => problem(Code::WrongUser),
             EngineError::UserNeeded => problem(Code::UserNeeded),
             EngineError::WrongAgent { .. }

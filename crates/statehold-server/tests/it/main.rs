@@ -5,6 +5,7 @@ mod attacks;
 mod chat;
 mod cuts;
 mod deciding;
+mod encrypted;
 mod erasing;
 mod hidden;
 mod input;

@@ -25,12 +25,12 @@ use statehold_fakes::{SseEvent, SseParser};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::seal::Sealer;
 use statehold_server::{Metrics, ServerOptions};
-use statehold_store::Store;
 use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::key_ring::KeyRing;
 use statehold_store::keys::KeyFile;
 use statehold_store::memory::MemoryStore;
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
+use statehold_store::{Store, StoreError};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -352,16 +352,25 @@ fn open(data: Option<&Path>) -> Opened {
         ),
         Some(data) => {
             let keys = Arc::new(KeyFile::open(data).expect("keys can be kept"));
-            let options = SqliteOptions {
-                keys: Arc::<KeyFile>::clone(&keys),
-                ..SqliteOptions::default()
-            };
-            let store = SqliteStore::open(data, options);
+            let store = open_store_with(data, Arc::clone(&keys));
             let store = Arc::new(store.expect("the store opens"));
             let on_disk = Arc::clone(&store);
             (store, keys, Some(on_disk))
         }
     }
+}
+
+/// The store of a data directory whose server has stopped, with its keys.
+pub(crate) fn open_store(data: &Path) -> Result<SqliteStore, StoreError> {
+    open_store_with(data, Arc::new(KeyFile::open(data)?))
+}
+
+fn open_store_with(data: &Path, keys: Arc<KeyFile>) -> Result<SqliteStore, StoreError> {
+    let options = SqliteOptions {
+        keys,
+        ..SqliteOptions::default()
+    };
+    SqliteStore::open(data, options)
 }
 
 /// Copies the keys of a data directory, without which nothing in it can be read.

@@ -10,12 +10,11 @@ use statehold_core::name::Name;
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::policy::{AgentPolicy, Policies, ToolPolicy};
 use statehold_engine::{Call, Caller, EngineError, PathRule};
-use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use statehold_store::{PageLimit, Store};
 
 use crate::hidden::Canaries;
 use crate::rest::{act, claim, new_session, start};
-use crate::rig::{Rig, Setup, Who, log, text, until};
+use crate::rig::{Rig, Setup, Who, log, open_store, text, until};
 
 /// `pin` of the tool `pay` is for the worker alone.
 fn hides_pin() -> Setup {
@@ -49,7 +48,7 @@ async fn everything(directory: &Path, session: &str) -> Vec<u8> {
         let path = entry.expect("an entry").path();
         found.extend(std::fs::read(path).expect("a file"));
     }
-    let store = SqliteStore::open(directory, SqliteOptions::default()).expect("opens");
+    let store = open_store(directory).expect("opens");
     let session: SessionId = session.parse().expect("an id");
     let records = store
         .records(session, 0, PageLimit::entries(1_000))
@@ -208,7 +207,7 @@ async fn a_secret_in_arguments_is_the_workers_alone_and_gone_when_the_action_end
 
     let data = rig.stop().await.expect("on disk");
     {
-        let store = SqliteStore::open(data.path(), SqliteOptions::default()).expect("opens");
+        let store = open_store(data.path()).expect("opens");
         let backup = data.path().join("copy.db");
         store.backup(backup).await.expect("a backup");
     }

@@ -14,7 +14,7 @@ use statehold_core::session::Owner;
 
 use super::sql::damaged;
 use crate::codec;
-use crate::commit::{Commit, FoundText, SharedChange, StateWrite, TextColumns};
+use crate::commit::{Commit, FoundText, SharedChange, SharedWrite, StateWrite, TextColumns};
 use crate::keys::KeyOwner;
 use crate::port::StoreError;
 use crate::seal::{LookupKind, SealKey, SealKeys};
@@ -67,13 +67,33 @@ impl OwnerKeys {
     }
 }
 
+/// Whether a commit writes anything that is sealed.
+fn has_text(commit: &Commit) -> bool {
+    let is_set = |change: &Option<Change<String>>| matches!(change, Some(Change::Set(_)));
+    let writes = &commit.writes;
+    let is_put = |write: &StateWrite| matches!(write, StateWrite::Put(..));
+    let is_shared = |write: &SharedWrite| matches!(write.change, SharedChange::Put { .. });
+    commit.answer.is_some()
+        || commit.new_user.is_some()
+        || !commit.record.bodies().is_empty()
+        || is_set(&writes.name)
+        || is_set(&writes.labels)
+        || writes.state.iter().any(is_put)
+        || writes.shared.iter().any(is_shared)
+        || !writes.task_states.is_empty()
+}
+
 /// Seals everything that a commit writes, and makes the columns of its texts.
 pub(super) fn prepare(commit: &mut Commit, keys: &dyn SealKeys) -> Result<(), StoreError> {
     let Some(owner) = commit.after.owner.clone() else {
         return Ok(());
     };
-    let sealing = OwnerKeys::of(keys, &owner)?;
     commit.texts = texts(commit, &owner, keys);
+    if !has_text(commit) {
+        // Settling and deleting go on without the keys of the owner.
+        return Ok(());
+    }
+    let sealing = OwnerKeys::of(keys, &owner)?;
     let user = sealing.user.as_ref();
     if let Some(answer) = &mut commit.answer {
         answer.body = seal(codec::plain(&answer.body), user);

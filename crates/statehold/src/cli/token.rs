@@ -10,19 +10,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use statehold_core::name::Name;
 use statehold_engine::api::key;
-use statehold_engine::policy::Policies;
 use statehold_engine::{Caller, Engine, EngineError, Role};
 
 use super::answers::{UNKNOWN_FORMAT, elements, text};
 use super::block_on;
 use super::check::require_data;
+use super::data_engine::with_data;
 use super::globals::{GlobalArgs, parse_duration};
 use super::output::{CliOutput, TableCell, TextTable, TextTone};
 use super::printable::cell;
 use crate::client::{Client, encode};
-use crate::config::StoreConfig;
 use crate::exit::{Exit, Failure};
-use crate::wire;
 
 /// The keys of a server, or of a data directory without a running server.
 #[derive(Debug, Args)]
@@ -98,25 +96,15 @@ impl TokenArgs {
         if !matches!(self.command, TokenCommand::Create(_)) {
             require_data(data)?;
         }
-        block_on(async {
-            let config = StoreConfig {
-                data: data.clone(),
-                ..StoreConfig::default()
-            };
-            let parts = wire::on_disk(&config, wire::clock(None), Policies::default()).await?;
-            let tenant: Name = "default".parse().context("the tenant has a name")?;
-            let keys = KeyAccess::Data(parts.engine.clone(), Caller::local(tenant));
-            let exit = self.command.run_with(&keys, output).await;
-            // Wait until all changes are on disk.
-            parts.engine.shut_down().await;
-            exit
-        })?
+        block_on(with_data(data, async |engine, caller| {
+            let keys = KeyAccess::Data(engine, caller);
+            self.command.run_with(&keys, output).await
+        }))?
     }
 }
 
 /// The keys of one tenant: those of a server, or those of a data directory without a running server,
-/// which are changed in place with the rights of a local developer. A person who can write the
-/// directory could do more anyway. Both answer in the form of the API.
+/// which are changed in place. Both answer in the form of the API.
 enum KeyAccess {
     Server(Client),
     Data(Engine, Caller),
