@@ -54,6 +54,32 @@ impl Engine {
         Ok((progress, state.revision))
     }
 
+    /// A request at the root of a session that is queued or running: it does not wait for people.
+    pub(crate) async fn running_root_of(
+        &self,
+        session: SessionId,
+    ) -> Result<Option<RequestId>, EngineError> {
+        let state = self.durable_state(session).await?;
+        let mut roots = state.requests.values().filter(|live| live.parent.is_none());
+        let running = roots.find(|live| state.holds_below(live.id).is_empty());
+        Ok(running.map(|live| live.id))
+    }
+
+    /// Waits until a request has ended or waits for people, or the server stops.
+    pub(crate) async fn until_no_longer_running(
+        &self,
+        session: SessionId,
+        request: RequestId,
+    ) -> Result<(), EngineError> {
+        loop {
+            let (progress, revision) = self.progress(session, request).await?;
+            if progress != Progress::Live {
+                return Ok(());
+            }
+            self.changed_after(session, revision).await?;
+        }
+    }
+
     /// Releases the leases that an earlier process of this server held for an agent, so that the
     /// requests resume at once. Call this before this process claims anything: only one process works as
     /// the server.

@@ -77,6 +77,8 @@ pub(crate) struct ChatCall {
     pub(crate) base: String,
     /// Whether people decide holds in another place than this chat: no message answers a question.
     pub(crate) decides_elsewhere: bool,
+    /// Whether a new turn waits until no other one runs in its session.
+    pub(crate) one_at_a_time: bool,
     /// Whether a stream waits for its first event also if this server does not run the agent: for clients that are
     /// sent nothing before it.
     pub(crate) awaits_first: bool,
@@ -103,6 +105,13 @@ pub(crate) struct ChatTurn {
     scratch: Option<Arc<ScratchSession>>,
     /// Whether this server runs the agent.
     is_hosted: bool,
+}
+
+impl ChatTurn {
+    /// Its session and its task.
+    pub(crate) fn place(&self) -> (SessionId, TaskId) {
+        (self.open.handle.session, self.open.handle.task)
+    }
 }
 
 /// The ids of a turn whose session outlives the call.
@@ -251,6 +260,7 @@ impl ChatCall {
             wait_until: Instant::now() + wait,
             base: base_of(&headers)?,
             decides_elsewhere: false,
+            one_at_a_time: false,
             awaits_first: false,
             brings_tools: false,
             surface,
@@ -354,6 +364,7 @@ impl ChatCall {
         let (asked, body, agent) = (self.asked.clone(), self.fingerprint(), agent.clone());
         let (task, credential) = (self.task, self.credential.clone());
         let (decides_elsewhere, arrived) = (self.decides_elsewhere, self.arrived);
+        let one_at_a_time = self.one_at_a_time;
         let config = config_of(&app.options.agents.get(), &agent);
         move |session| TurnInput {
             call: Call {
@@ -369,6 +380,7 @@ impl ChatCall {
             credential,
             config,
             decides_elsewhere,
+            one_at_a_time,
             arrived,
         }
     }
@@ -670,7 +682,7 @@ fn wait_of(headers: &HeaderMap) -> Result<Duration, Problem> {
     })
 }
 
-fn app_name(headers: &HeaderMap) -> Result<Option<Name>, Problem> {
+pub(crate) fn app_name(headers: &HeaderMap) -> Result<Option<Name>, Problem> {
     let name = text(headers, "x-statehold-app")?;
     name.map(|name| {
         name.parse().map_err(|error| {

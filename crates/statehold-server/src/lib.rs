@@ -1,5 +1,5 @@
-//! The HTTP server: the native API, feeds, and the APIs of OpenAI, Google's Conversational Analytics and ADK. It
-//! converts wire types to engine calls and results to wire types, and never touches a store.
+//! The HTTP server: the native API, feeds, conversations, and the APIs of OpenAI, Google's Conversational Analytics
+//! and ADK. It converts wire types to engine calls and results to wire types, and never touches a store.
 
 mod adk;
 mod analytics;
@@ -10,6 +10,7 @@ mod native;
 mod openai;
 mod openapi;
 mod reload;
+mod ums;
 
 use std::sync::LazyLock;
 
@@ -32,6 +33,7 @@ pub use crate::http::{accept, json, problem, read_token, seal};
 pub use crate::mcp::PATH as MCP_PATH;
 pub use reload::{Reload, ReloadError, ReloadFuture, ReloadMistake, ReloadReport};
 pub use statehold_engine::api::work::pushed_body;
+pub use ums::{UmsOptions, UmsRoot, UmsRootError};
 
 use crate::http::call::App;
 use crate::http::problem::{Code, Problem};
@@ -49,7 +51,8 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
     for path in analytics::PATHS {
         router = router.route(path, any(analytics::serve));
     }
-    adk::add_routes(router)
+    let router = ums::add_routes(adk::add_routes(router), &app.options.ums.root);
+    router
         .route(mcp::PATH, any(mcp::serve))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/models", get(openai::models::list))
@@ -64,6 +67,10 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         .layer(middleware::from_fn(openai::errors::translate))
         .layer(middleware::from_fn(analytics::errors::translate))
         .layer(middleware::from_fn(adk::errors::translate))
+        .layer(middleware::from_fn_with_state(
+            app.clone(),
+            ums::errors::translate,
+        ))
         .with_state(app)
 }
 

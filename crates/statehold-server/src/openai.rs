@@ -16,7 +16,8 @@ use statehold_engine::api::json::{raw_bytes, to_body};
 use statehold_engine::api::session::SessionInput;
 use statehold_engine::api::turn::{CarriedMessage, Conversation, UserMessage, agent_of_session};
 
-use self::ask::{CallerMessages, ChatIn, ChatMessageIn, StreamOptionsIn};
+pub(crate) use self::ask::ChatMessageIn;
+use self::ask::{CallerMessages, ChatIn, StreamOptionsIn};
 use self::completion::{CompletionOut, CompletionWriter};
 use self::errors::as_openai_error;
 use self::session::SessionChoice;

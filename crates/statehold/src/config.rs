@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use statehold_core::name::Name;
+use statehold_server::UmsOptions;
 
 pub(crate) use agents::{AgentConfig, policies};
 pub(crate) use book::{DeclaredAgents, declare_agents};
@@ -40,7 +41,7 @@ pub(crate) use tables::{ConfigTables, agent_table, other_settings, tool_table};
 use models::ModelConfig;
 use state_rules::{StateKeys, StateRuleConfig};
 use tool_servers::ToolServerConfig;
-use values::WholeUrl;
+use values::{UmsPath, WholeUrl};
 
 /// The configuration file if none is named.
 const FILE_NAME: &str = "statehold.toml";
@@ -57,6 +58,7 @@ pub(crate) struct Config {
     pub(crate) log: LogConfig,
     pub(crate) limits: LimitsConfig,
     pub(crate) chat: ChatConfig,
+    pub(crate) ums: UmsConfig,
     pub(crate) push: PushConfig,
     /// The models that agents use.
     #[serde(default, skip_serializing)]
@@ -219,6 +221,26 @@ impl ChatConfig {
     pub(crate) fn session_ttl_seconds(&self) -> Option<u64> {
         let days = u64::from(self.session_ttl_days.min(3_660));
         (days > 0).then_some(days * 24 * 3_600)
+    }
+}
+
+/// Conversations for clients of a stateful service.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct UmsConfig {
+    /// The root of their paths.
+    pub(crate) path: UmsPath,
+    /// The agent of new conversations. None is `coordinator`, or the only agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) agent: Option<Name>,
+}
+
+impl UmsConfig {
+    pub(crate) fn options(&self) -> UmsOptions {
+        UmsOptions {
+            root: self.path.root(),
+            agent: self.agent.clone(),
+        }
     }
 }
 

@@ -129,6 +129,7 @@ async fn said(
         credential: None,
         config: None,
         decides_elsewhere: false,
+        one_at_a_time: false,
         arrived: std::time::Instant::now(),
     };
     let opened = turn::open_turn(engine, log, input, Vec::new()).await?;

@@ -49,6 +49,15 @@ const RETRIES_MAX: usize = 64;
 /// The agent of a session that names none.
 const DEFAULT_AGENT: &str = "coordinator";
 
+/// Requires the role for creating sessions, before a call is validated.
+///
+/// # Errors
+///
+/// If the caller does not have it.
+pub fn require_creator(caller: &Caller) -> Result<(), EngineError> {
+    rights::require_role(caller, &Act::CreateSession)
+}
+
 /// Creates a session.
 ///
 /// # Errors
@@ -280,6 +289,22 @@ pub async fn read(
         pending_total: Some(total),
         ..session_view(engine, &summary).await?
     })
+}
+
+/// How many turns of a session have ended with an answer, or without one after a tool had run.
+///
+/// # Errors
+///
+/// If the caller may not read it.
+pub async fn exchanges(
+    engine: &Engine,
+    caller: &Caller,
+    session: SessionId,
+) -> Result<u64, EngineError> {
+    let state = engine.readable_conversation(caller, session).await?;
+    let roots = state.memories.iter();
+    let roots = roots.filter(|(path, _)| !path.as_str().contains('/'));
+    Ok(roots.map(|(_, memory)| memory.exchanges).sum())
 }
 
 /// The newest durable revision of a session.

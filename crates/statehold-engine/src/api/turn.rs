@@ -81,6 +81,8 @@ pub struct TurnInput {
     pub config: Option<Digest>,
     /// Whether people decide holds in another place than this chat: no message answers a question.
     pub decides_elsewhere: bool,
+    /// Whether a new turn waits until no other one runs in the session. A turn that waits for people does not run.
+    pub one_at_a_time: bool,
     /// When the call arrived: its client has no answer that left later.
     pub arrived: Instant,
 }
@@ -233,14 +235,26 @@ pub async fn open_turn(
         let detail = format!("a call decides at most {DECISIONS_MAX} holds; send the others next");
         return Err(EngineError::invalid("statehold.decisions", detail));
     }
-    // The call itself waits for the lock, so a call that goes away leaves the line.
-    let lock = engine.lock_session(session).await?;
-    if decisions.len() > 1 {
-        let (own, log) = (engine.clone(), Arc::clone(log));
-        let work = async move { find_or_start(&own, &log, input, &owner, decisions, lock).await };
-        return engine.run_to_end(work).await;
+    let (mut input, mut decisions) = (input, decisions);
+    loop {
+        // The call itself waits for the lock, so a call that goes away leaves the line.
+        let lock = engine.lock_session(session).await?;
+        let decided = std::mem::take(&mut decisions);
+        let found = if decided.len() > 1 {
+            let (own, log, owner) = (engine.clone(), Arc::clone(log), owner.clone());
+            let work = async move { find_or_start(&own, &log, input, &owner, decided, lock).await };
+            engine.run_to_end(work).await?
+        } else {
+            find_or_start(engine, log, input, &owner, decided, lock).await?
+        };
+        match found {
+            TurnLookup::Open(turn) => return Ok(turn),
+            TurnLookup::Behind(running, waiting) => {
+                input = *waiting;
+                engine.until_no_longer_running(session, running).await?;
+            }
+        }
     }
-    find_or_start(engine, log, input, &owner, decisions, lock).await
 }
 
 /// Takes up a turn in a session that the call creates, or created before under the same key.
@@ -342,6 +356,13 @@ pub async fn open_turn_in_recalled_session(
     engine.run_to_end(work).await
 }
 
+/// The result of a search under the lock of a session.
+enum TurnLookup {
+    Open(OpenTurn),
+    /// This request runs, and the turn waits for its end. The input is given back.
+    Behind(RequestId, Box<TurnInput>),
+}
+
 /// Finds or starts the turn under the lock of its session.
 async fn find_or_start(
     engine: &Engine,
@@ -350,7 +371,7 @@ async fn find_or_start(
     owner: &Owner,
     decisions: Vec<TurnDecision>,
     _lock: KeyLock,
-) -> Result<OpenTurn, EngineError> {
+) -> Result<TurnLookup, EngineError> {
     let mut payloads = engine.payloads_for(owner).await?;
     // Its digest is that of the key: two keys do not share the conversations of users they did not name.
     let start = input.start_command(engine, owner, &mut payloads)?;
@@ -371,6 +392,11 @@ async fn find_or_start(
         };
         (turn, is_replay)
     } else {
+        if input.one_at_a_time
+            && let Some(running) = engine.running_root_of(input.session).await?
+        {
+            return Ok(TurnLookup::Behind(running, Box::new(input)));
+        }
         let mut command = start.clone();
         if let Some((task, request)) = search.continues {
             (command.task, command.continues) = (Some(task), Some(request));
@@ -383,13 +409,13 @@ async fn find_or_start(
     log.begin(input.session, turn.request);
     let mut handle = input.handle(engine, engine, turn);
     handle.earlier = search.earlier(turn.request).await?.into();
-    Ok(OpenTurn {
+    Ok(TurnLookup::Open(OpenTurn {
         handle,
         is_new: found.is_none() && !is_replay,
         is_replay,
         reminder: question_reminder(&search.unanswered)
             .or_else(|| search.undecided.as_ref().map(approval_reminder)),
-    })
+    }))
 }
 
 /// Starts a turn in a session that no other call can name: there is nothing to find, and nothing is owed to

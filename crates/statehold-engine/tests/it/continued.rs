@@ -28,6 +28,7 @@ async fn say_hello(rig: &Rig, log: &Arc<DeliveryLog>) -> RequestId {
         credential: None,
         config: Some(Digest::sha256(b"a declaration")),
         decides_elsewhere: false,
+        one_at_a_time: false,
         arrived: std::time::Instant::now(),
     };
     let turn = open_turn(&rig.engine, log, input, Vec::new()).await;

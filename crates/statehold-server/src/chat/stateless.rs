@@ -155,6 +155,7 @@ impl ChatCall {
             credential: self.credential.clone(),
             config,
             decides_elsewhere: false,
+            one_at_a_time: false,
             arrived: self.arrived,
         };
         let in_room = |open, scratch| ChatTurn {

@@ -30,6 +30,7 @@ use crate::http::seal::Sealer;
 use crate::http::shares::{CallSlot, RateLimit, ServerShares};
 use crate::mcp::LegacySessions;
 use crate::reload::Reload;
+use crate::ums::UmsOptions;
 
 /// The payloads of a page, unless one entry has more.
 const PAGE_BYTES_MAX: u64 = 1024 * 1024;
@@ -68,6 +69,8 @@ pub struct ServerOptions {
     pub chat_session_ttl_seconds: Option<u64>,
     /// Declared agents that run contexts which callers bring along. The first is the default.
     pub answerers: Vec<Name>,
+    /// How conversations are served.
+    pub ums: UmsOptions,
     /// In-memory engines for stateless chat calls. Without them, stateless calls are refused.
     pub scratch: Option<Arc<Scratch>>,
     /// Reloads the configuration. Without it, the server refuses to reload.
@@ -93,6 +96,7 @@ impl Default for ServerOptions {
             agents: Swap::default(),
             chat_session_ttl_seconds: None,
             answerers: Vec::new(),
+            ums: UmsOptions::default(),
             scratch: None,
             reload: None,
             #[cfg(feature = "conformance")]

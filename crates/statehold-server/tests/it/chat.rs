@@ -14,6 +14,7 @@ mod recalled;
 mod stateless;
 mod streams;
 mod turns;
+mod ums;
 mod upstream;
 
 use std::collections::VecDeque;

@@ -31,6 +31,8 @@ use super::{Config, ConfigEnvironment};
 
 /// The setting that names the agents which run contexts of callers.
 const ANSWERERS: &str = "chat.answerers";
+/// The setting that names the agent of new conversations.
+const UMS_AGENT: &str = "ums.agent";
 
 /// The agents that a configuration declares.
 #[derive(Debug)]
@@ -74,6 +76,8 @@ pub(crate) fn declare_agents(
     reading.require_state_rules();
     let known = config.agents.keys();
     reading.require_known(ANSWERERS, &config.chat.answerers, &known, "agent", AGENTS);
+    let of_conversations = config.ums.agent.as_slice();
+    reading.require_known(UMS_AGENT, of_conversations, &known, "agent", AGENTS);
     reading.finish(DeclaredAgents { book, credentials })
 }
 

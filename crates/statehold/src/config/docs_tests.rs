@@ -56,6 +56,7 @@ fn every_example_can_be_used() {
         "docs/holds.md",
         "docs/operations.md",
         "docs/state-modes.md",
+        "docs/ums.md",
     ];
     let mut count = 0;
     for name in pages {

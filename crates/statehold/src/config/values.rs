@@ -10,6 +10,7 @@ use serde_json::Value as Json;
 use statehold_agents::is_named_secret;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::Schema;
+use statehold_server::{UmsRoot, UmsRootError};
 
 /// The memory limit of one compiled pattern.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
@@ -169,6 +170,31 @@ impl TryFrom<String> for WholeUrl {
             return Err("it has a query; leave out ? and what follows");
         }
         ServiceUrl::try_from(text).map(Self)
+    }
+}
+
+/// The root of the paths of conversations.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub(crate) struct UmsPath(UmsRoot);
+
+impl UmsPath {
+    pub(crate) fn root(&self) -> UmsRoot {
+        self.0.clone()
+    }
+}
+
+impl From<UmsPath> for String {
+    fn from(path: UmsPath) -> Self {
+        path.0.to_string()
+    }
+}
+
+impl TryFrom<String> for UmsPath {
+    type Error = UmsRootError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse().map(Self)
     }
 }
 

@@ -21,7 +21,7 @@ impl Scene {
         self.ann.get(&path).await.ok(200)["status"] == "open"
     }
 
-    async fn until_answered(&self, hold: &Value) {
+    pub(super) async fn until_answered(&self, hold: &Value) {
         until("it is answered", || async {
             (!self.is_open(hold).await).then_some(())
         })

@@ -138,6 +138,7 @@ async fn run_server(
         agents: reloader.agents(),
         chat_session_ttl_seconds: config.chat.session_ttl_seconds(),
         answerers: config.chat.answerers.clone(),
+        ums: config.ums.options(),
         scratch: Some(reloader.scratch()),
         reload: Some(Arc::clone(&reloader) as Arc<dyn Reload>),
         ..limited(&config.limits)

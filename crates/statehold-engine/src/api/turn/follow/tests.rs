@@ -57,6 +57,7 @@ async fn turn_about(text: &str) -> TurnHandle {
         credential: None,
         config: None,
         decides_elsewhere: false,
+        one_at_a_time: false,
         arrived: std::time::Instant::now(),
     };
     let log = Arc::new(DeliveryLog::new(engine.now()));
