@@ -27,6 +27,7 @@ pub mod schema;
 pub mod session;
 pub mod state;
 pub mod task;
+pub mod trace;
 pub mod tree;
 pub mod turn;
 pub mod user;

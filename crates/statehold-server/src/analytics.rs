@@ -35,6 +35,7 @@ static SURFACE: ChatSurface = ChatSurface {
     new_session: "a `conversationReference` to a conversation of the agent",
     session: "conversationReference",
     agent: "dataAgent",
+    has_debug: false,
 };
 
 /// The routes of this API, below `/v1` and `/v1beta`.

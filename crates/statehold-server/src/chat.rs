@@ -27,9 +27,10 @@ use statehold_core::time::Timestamp;
 use statehold_engine::api::caller::act_for;
 use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::session::SessionInput;
+use statehold_engine::api::trace;
 use statehold_engine::api::turn::{
-    self, AgentReply, Conversation, EarlierAnswer, OpenTurn, TurnAccount, TurnDecision, TurnEvent,
-    TurnHandle, TurnInput, TurnSnapshot, UserMessage, pause_text,
+    self, AgentReply, Conversation, EarlierAnswer, OpenTurn, TurnAccount, TurnDebug, TurnDecision,
+    TurnEvent, TurnHandle, TurnInput, TurnSnapshot, UserMessage, pause_text,
 };
 use statehold_engine::{Call, Credential, EngineError, HoldDetail, Role, Share};
 use tokio::sync::mpsc;
@@ -84,6 +85,8 @@ pub(crate) struct ChatCall {
     pub(crate) awaits_first: bool,
     /// Whether the caller brings tools of its own, which it runs itself.
     pub(crate) brings_tools: bool,
+    /// Whether the answer carries the hidden items of the turn.
+    pub(crate) wants_debug: bool,
     surface: &'static ChatSurface,
 }
 
@@ -96,6 +99,8 @@ pub(crate) struct ChatSurface {
     pub(crate) session: &'static str,
     /// The place of the agent.
     pub(crate) agent: &'static str,
+    /// Whether its answers have a place for hidden items.
+    pub(crate) has_debug: bool,
 }
 
 /// A turn that was found or started. A turn without a session also has its session in memory, which is deleted at
@@ -184,17 +189,25 @@ pub(crate) struct Ending {
     pub(crate) account: TurnAccount,
     /// The open holds of a paused turn.
     pub(crate) holds: Vec<HoldDetail>,
+    /// The hidden items of the turn, for a call that may see them and asks for them.
+    pub(crate) debug: Option<TurnDebug>,
 }
 
 impl Ending {
     /// The end of a turn as it was read, without its record.
-    fn of(snapshot: TurnSnapshot, reminder: Option<String>, answer: AgentReply) -> Self {
+    fn of(
+        snapshot: TurnSnapshot,
+        reminder: Option<String>,
+        answer: AgentReply,
+        debug: Option<TurnDebug>,
+    ) -> Self {
         let earlier = snapshot.earlier;
         Self {
             preface: Preface { earlier, reminder },
             answer,
             account: snapshot.account,
             holds: snapshot.holds,
+            debug,
         }
     }
 
@@ -242,6 +255,7 @@ impl ChatCall {
         if let Some(user) = user.as_deref().filter(|_| !is_local) {
             asked.caller = act_for(&app.engine, &asked.caller, user).await?;
         }
+        let wants_debug = wants_debug(&parts.headers, &asked, surface)?;
         let CallerCredential(credential) =
             CallerCredential::from_request_parts(&mut parts, app).await?;
         let headers = parts.headers.clone();
@@ -263,6 +277,7 @@ impl ChatCall {
             one_at_a_time: false,
             awaits_first: false,
             brings_tools: false,
+            wants_debug,
             surface,
         };
         Ok((call, value, headers))
@@ -535,7 +550,11 @@ impl ChatCall {
             let receipt = has_session.then(|| log.receipt(handle, true, &snapshot));
             let head = TurnHead::of(handle, snapshot.started_at, has_session);
             let reply = reply_of(&snapshot, self.wants_calls(has_session), &self.base);
-            let ending = Ending::of(*snapshot, open.reminder.clone(), reply);
+            let debug = match self.wants_debug {
+                true => Some(handle.debug(&self.asked.caller, &snapshot).await?),
+                false => None,
+            };
+            let ending = Ending::of(*snapshot, open.reminder.clone(), reply, debug);
             let bytes = write(&head, ending);
             self.asked.slot.shrink_answer(bytes.len() as u64);
             let mut response = delivery::json(bytes, receipt);
@@ -591,6 +610,7 @@ impl ChatCall {
             format,
             reminder: open.reminder,
             with_calls: self.wants_calls(has_session),
+            wants_debug: self.wants_debug,
             asked: self.asked,
             base: self.base,
             pieces,
@@ -680,6 +700,30 @@ fn wait_of(headers: &HeaderMap) -> Result<Duration, Problem> {
         let detail = "`x-statehold-wait` is a number of seconds, at most 86400 (a day)";
         Problem::new(Code::BadHeader, detail)
     })
+}
+
+/// Whether a call asks for the hidden items of its turn. A caller without the right is refused before anything
+/// happens: an answer without the items would look like a turn without any.
+fn wants_debug(
+    headers: &HeaderMap,
+    asked: &CallContext,
+    surface: &ChatSurface,
+) -> Result<bool, Problem> {
+    match text(headers, "x-statehold-debug")? {
+        None | Some("0") => Ok(false),
+        Some("1") => {
+            trace::require_reader(&asked.caller)?;
+            if surface.has_debug {
+                return Ok(true);
+            }
+            let detail = "`x-statehold-debug`: answers here have no place for hidden items; read the trace of the session";
+            Err(Problem::new(Code::BadHeader, detail))
+        }
+        Some(_) => {
+            let detail = "`x-statehold-debug` is 1 or 0";
+            Err(Problem::new(Code::BadHeader, detail))
+        }
+    }
 }
 
 pub(crate) fn app_name(headers: &HeaderMap) -> Result<Option<Name>, Problem> {

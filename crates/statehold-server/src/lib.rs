@@ -1,9 +1,11 @@
-//! The HTTP server: the native API, feeds, conversations, and the APIs of OpenAI, Google's Conversational Analytics
-//! and ADK. It converts wire types to engine calls and results to wire types, and never touches a store.
+//! The HTTP server: the native API, feeds, conversations, the APIs of OpenAI, Google's Conversational Analytics and
+//! ADK, and the pages of the console. It converts wire types to engine calls and results to wire types, and never
+//! touches a store.
 
 mod adk;
 mod analytics;
 mod chat;
+mod console;
 mod http;
 mod mcp;
 mod native;
@@ -26,6 +28,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub use crate::console::PATH as CONSOLE_PATH;
 pub use crate::http::call::ServerOptions;
 pub use crate::http::metrics::Metrics;
 pub use crate::http::shares::RateLimit;
@@ -41,12 +44,15 @@ use crate::http::seal::Sealer;
 
 /// The API as an axum router.
 pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: Metrics) -> Router {
-    let has_clock = options.clock.is_some();
+    let (has_clock, has_console) = (options.clock.is_some(), options.console);
     let app = App::new(engine, sealer, options, metrics);
     let (mut router, _) = routes().split_for_parts();
     if has_clock {
         // Left out of openapi.json: only development servers have this route.
         router = router.route(native::dev::CLOCK_PATH, post(native::dev::clock));
+    }
+    if has_console {
+        router = console::add_routes(router);
     }
     for path in analytics::PATHS {
         router = router.route(path, any(analytics::serve));

@@ -31,6 +31,7 @@ pub(crate) static SURFACE: ChatSurface = ChatSurface {
     new_session: "the header `x-statehold-session: new`",
     session: "x-statehold-session",
     agent: "model",
+    has_debug: true,
 };
 
 /// Say something to an agent.

@@ -14,9 +14,12 @@ use crate::openai::errors::ErrorOut;
 use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId};
 use statehold_core::name::Name;
 use statehold_engine::api::schema::{
-    HoldOrderWord, HoldStatusFilter, SessionOrderWord, TaskViewWord, UntilWord, ViewWord,
+    HoldOrderWord, HoldStatusFilter, SessionOrderWord, TaskViewWord, TraceFormWord, UntilWord,
+    ViewWord,
 };
 use statehold_engine::api::session::{MessagePage, TracePage};
+use statehold_engine::api::task::TaskView;
+use statehold_engine::api::trace::ToolCallHistory;
 
 /// OpenAI-compatible paths with an alias under `/v1`, for clients that are configured with that address.
 pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
@@ -50,8 +53,8 @@ pub(crate) const CHAT_ALIASES: &[(&str, &str)] = &[
     security(("bearer" = []), ("api_key" = []), ()),
     components(schemas(
         Problem, ErrorOut, SessionId, TaskId, RequestId, HoldId, KeyId, Name,
-        HoldOrderWord, HoldStatusFilter, SessionOrderWord, TaskViewWord, UntilWord, ViewWord, MessagePage,
-        TracePage
+        HoldOrderWord, HoldStatusFilter, SessionOrderWord, TaskViewWord, TraceFormWord, UntilWord,
+        ViewWord, MessagePage, TracePage, TaskView, ToolCallHistory
     )),
     modifiers(&KeySchemes)
 )]
@@ -226,6 +229,11 @@ fn header_parameters() -> Value {
             "How many seconds to wait for people before the answer says that the turn is paused.",
             json!({"type": "string", "pattern": "^[0-9]{1,4}$"}),
         ),
+        "ChatDebug": header(
+            "x-statehold-debug",
+            "`1`: the answer carries the hidden items of its turn. Needs `operator`, and is audited.",
+            json!({"type": "string", "enum": ["0", "1"]}),
+        ),
     })
 }
 
@@ -329,6 +337,7 @@ impl ApiOperation<'_> {
                 "ChatTask",
                 "ChatApp",
                 "ChatWait",
+                "ChatDebug",
                 "IdempotencyKey",
                 "IfMatch",
                 "Credential",

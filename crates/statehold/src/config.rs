@@ -60,6 +60,7 @@ pub(crate) struct Config {
     pub(crate) chat: ChatConfig,
     pub(crate) ums: UmsConfig,
     pub(crate) push: PushConfig,
+    pub(crate) console: ConsoleConfig,
     /// The models that agents use.
     #[serde(default, skip_serializing)]
     pub(crate) models: BTreeMap<Name, ModelConfig>,
@@ -250,6 +251,20 @@ impl UmsConfig {
 pub(crate) struct PushConfig {
     /// `host:port` of private addresses that are allowed. All others must be public.
     pub(crate) allow: Vec<String>,
+}
+
+/// The pages for people who look after the server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConsoleConfig {
+    /// Whether they are served.
+    pub(crate) enabled: bool,
+}
+
+impl Default for ConsoleConfig {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
 }
 
 /// The environment of the process: the directory of the file, and the environment variables.

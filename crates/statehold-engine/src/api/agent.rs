@@ -1,4 +1,5 @@
-//! The declared agents. Views never contain prompts, addresses or credentials. Every caller may read them.
+//! The declared agents. Views never contain prompts, addresses or credentials. Every caller may read them; the tools
+//! and their policies are for those who decide or look after the server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +9,7 @@ use statehold_core::name::Name;
 use utoipa::ToSchema;
 
 use super::schema::{AgentKindWord, ChatSessionsWord, ToolApprovalWord};
-use crate::caller::Caller;
+use crate::caller::{Caller, Role};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
@@ -35,7 +36,7 @@ pub struct AgentView {
     /// Of a coordinator: the agents it calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agents: Option<Vec<Name>>,
-    /// Tools with a policy. `*` stands for every other tool.
+    /// Tools with a policy; `*` stands for every other tool. For approvers, operators and admins.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub tools: Vec<AgentToolView>,
@@ -105,9 +106,17 @@ impl AgentView {
     fn completed(mut self, engine: &Engine, caller: &Caller, policies: &Policies) -> Self {
         let has_address = || engine.address_of(&caller.tenant, &self.name).is_some();
         self.has_resume_address = (self.kind == "worker").then(has_address);
-        self.tools = tools(policies, &self.name);
+        if sees_tools(caller) {
+            self.tools = tools(policies, &self.name);
+        }
         self
     }
+}
+
+/// Whether the caller may know the tools of agents: names and policies help whoever wants to misuse them.
+fn sees_tools(caller: &Caller) -> bool {
+    let roles = [Role::Approver, Role::Operator, Role::Admin];
+    roles.into_iter().any(|role| caller.has(role))
 }
 
 /// The tools that the policies of an agent name, and `*` for all others.

@@ -8,6 +8,7 @@ use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
 
+use super::trace::require_reader;
 use crate::caller::{Caller, PhaseScope};
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -203,6 +204,52 @@ pub(crate) async fn token_caller(
         let scope = (token.session, token.phase);
         Caller::with_read_token(named, scope, token.key)
     }))
+}
+
+/// A login of a person to pages that show traces, as it is sealed. It stands for an API key and has no part of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PageLogin {
+    /// The digest of the API key. The login ends with that key.
+    pub key: Digest,
+    /// When the login ends.
+    pub ends_at: Timestamp,
+}
+
+/// A login with the API key of a caller, for some time.
+///
+/// # Errors
+///
+/// If the caller may not read traces, or came without an API key.
+pub fn page_login(
+    engine: &Engine,
+    caller: &Caller,
+    ttl_seconds: u64,
+) -> Result<PageLogin, EngineError> {
+    require_reader(caller)?;
+    Ok(PageLogin {
+        key: caller.key.ok_or(EngineError::NotFound)?,
+        ends_at: engine.now().plus_ms(ttl_seconds.saturating_mul(1_000)),
+    })
+}
+
+/// The caller with a login. None if it has ended, or its key has.
+///
+/// # Errors
+///
+/// If the store fails.
+pub async fn with_page_login(
+    engine: &Engine,
+    login: &PageLogin,
+) -> Result<Option<(Caller, KeyWatch)>, EngineError> {
+    engine.load_key(login.key).await?;
+    let watch = KeyWatch {
+        engine: engine.clone(),
+        secret: Some(login.key),
+        ends_at: Some(login.ends_at),
+        scope: None,
+    };
+    let caller = engine.caller_of(login.key).filter(|_| watch.is_valid());
+    Ok(caller.map(|caller| (caller, watch)))
 }
 
 /// The same backend, acting for one of its users by name. Stores nothing: a user who is not known gets stored with

@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use statehold_core::ids::SessionId;
 use statehold_core::scope::StateKey;
-use statehold_core::tenant::TenantEvent;
 use statehold_core::view::View;
 use statehold_store::{PageLimit, PastItemQuery, PastStateQuery};
 
 use super::annotation::add_annotations;
-use super::item::{ItemView, MessageView};
-use super::session::{MessagePage, TracePage};
+use super::item::MessageView;
+use super::session::MessagePage;
 use super::state::{StateQuery, StateView};
 use crate::caller::Caller;
 use crate::engine::Engine;
@@ -83,43 +82,8 @@ pub async fn messages(
     Ok((view, next))
 }
 
-/// Every item that a session had at a revision. The audit stream records the read before the answer.
-///
-/// # Errors
-///
-/// If the caller may not read traces, or the session has no such revision.
-pub async fn trace(
-    engine: &Engine,
-    caller: &Caller,
-    session: SessionId,
-    at: u64,
-    (before, limit): (Option<u64>, PageLimit),
-) -> Result<(TracePage, Option<u64>), EngineError> {
-    let summary = engine.traceable(caller, session).await?;
-    if summary.deleted {
-        return Err(EngineError::NotFound);
-    }
-    require_revision("at", at, (1, summary.revision))?;
-    let query = PastItemQuery {
-        revision: at,
-        view: View::Trace,
-        before,
-        limit,
-    };
-    let (items, next) = engine.inner().store.items_at(session, query).await?;
-    engine
-        .audit(caller, TenantEvent::TraceRead { session })
-        .await?;
-    let view = TracePage {
-        messages: items.iter().rev().map(ItemView::of).collect(),
-        revision: at,
-        next_cursor: None,
-    };
-    Ok((view, next))
-}
-
 /// Refuses a revision outside a range.
-fn require_revision(
+pub(crate) fn require_revision(
     name: &'static str,
     revision: u64,
     (first, current): (u64, u64),

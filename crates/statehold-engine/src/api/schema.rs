@@ -90,6 +90,12 @@ schemas! {
         "`trace` shows every item, needs `operator`, and is audited.",
         &["client", "trace"],
     );
+    /// The form of a trace.
+    TraceFormWord as "TraceForm" = word(
+        "`items` (default), or `tool_call_history`: messages with the tool calls of the assistant and their \
+         results. Needs `view=trace`.",
+        &["items", "tool_call_history"],
+    );
     /// How much of the history of a task is shown.
     TaskViewWord as "TaskView" = word(
         "`agent` shows the history and the private state to the worker of the task's agent. `trace` shows \
@@ -106,7 +112,13 @@ schemas! {
     Messages as "Messages" = AnyOfBuilder::new()
         .description(Some("The last messages; every item if `view` is `trace`."))
         .item(Ref::from_schema_name("MessagePage"))
-        .item(Ref::from_schema_name("TracePage"));
+        .item(Ref::from_schema_name("TracePage"))
+        .item(Ref::from_schema_name("ToolCallHistory"));
+    /// A task, or its history as messages.
+    TaskOrHistory as "TaskOrHistory" = AnyOfBuilder::new()
+        .description(Some("The task; its history as messages if `form` is `tool_call_history`."))
+        .item(Ref::from_schema_name("Task"))
+        .item(Ref::from_schema_name("ToolCallHistory"));
     /// The content of a message.
     Content as "Content" = AnyOfBuilder::new()
         .description(Some("Text, or a list of parts."))

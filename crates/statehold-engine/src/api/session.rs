@@ -14,14 +14,12 @@ use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::name::Name;
 use statehold_core::record::{Change, Record};
 use statehold_core::session::{Owner, SessionStatus, TimeToLive};
-use statehold_core::tenant::TenantEvent;
-use statehold_core::view::View;
 use statehold_store::{PageLimit, SessionOrder, SessionPlace, SessionSummary};
 
 use self::input::{require_labels, require_name, time_to_live};
 use super::annotation::add_annotations;
 use super::hold::pending_views;
-use super::item::{ItemView, MessageView};
+use super::item::MessageView;
 use super::json::{Raw, raw_bytes, to_body};
 use super::request::{agent_name, parse_name};
 use super::state::StatePatchInput;
@@ -518,23 +516,9 @@ pub async fn trace(
     engine: &Engine,
     caller: &Caller,
     session: SessionId,
-    (before, limit): (Option<u64>, PageLimit),
+    page: (Option<u64>, PageLimit),
 ) -> Result<(TracePage, Option<u64>), EngineError> {
-    let summary = engine.traceable(caller, session).await?;
-    if summary.deleted {
-        return Err(EngineError::NotFound);
-    }
-    let at = (session, summary.revision);
-    let page = engine.items(at, None, View::Trace, before, limit).await?;
-    engine
-        .audit(caller, TenantEvent::TraceRead { session })
-        .await?;
-    let view = TracePage {
-        messages: page.items.iter().rev().map(ItemView::of).collect(),
-        revision: page.revision,
-        next_cursor: None,
-    };
-    Ok((view, page.next))
+    super::trace::items(engine, caller, session, None, page).await
 }
 
 /// The records of a session: a hash chain that any reader can verify.

@@ -7,6 +7,7 @@
 
 mod account;
 mod agent_reply;
+mod debug;
 mod delivery;
 mod earlier;
 mod follow;
@@ -49,6 +50,7 @@ use crate::locks::KeyLock;
 pub use super::hold::TurnDecision;
 pub use account::{TokenUsage, TurnAccount};
 pub use agent_reply::AgentReply;
+pub use debug::TurnDebug;
 pub use delivery::{DeliveryLog, DeliveryReceipt};
 pub use earlier::EarlierAnswer;
 use earlier::EarlierTurn;

@@ -71,6 +71,8 @@ pub(crate) struct StreamWriter<F> {
     pub(crate) surface: &'static ChatSurface,
     /// Whether the agent may ask for calls of tools that the caller brought.
     pub(crate) with_calls: bool,
+    /// Whether the last piece carries the hidden items of the turn.
+    pub(crate) wants_debug: bool,
     /// The session, if a repeat of the call would create another one.
     pub(crate) only_here: Option<SessionId>,
 }
@@ -226,7 +228,11 @@ impl<F: TurnFormat> StreamWriter<F> {
             return Err(needs_session(self.surface).into());
         }
         let answer = reply_of(&snapshot, self.with_calls, &self.base);
-        let ending = Ending::of(snapshot, self.reminder.take(), answer);
+        let debug = match self.wants_debug {
+            true => Some(self.turn.debug(&self.asked.caller, &snapshot).await?),
+            false => None,
+        };
+        let ending = Ending::of(snapshot, self.reminder.take(), answer, debug);
         let text = ending.answer.text.as_str();
         let rest = match self.drafted.rest_of(text) {
             Some(rest) if !is_paused || self.drafted.is_empty() => Cow::Borrowed(rest),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::extract::{FromRequestParts, RawPathParams};
 use futures_util::future::BoxFuture;
 use http::request::Parts;
-use http::{HeaderMap, Method};
+use http::{Extensions, HeaderMap, Method};
 use serde::de::DeserializeOwned;
 use statehold_agents::push::Guard;
 use statehold_agents::scratch::Scratch;
@@ -73,6 +73,8 @@ pub struct ServerOptions {
     pub ums: UmsOptions,
     /// In-memory engines for stateless chat calls. Without them, stateless calls are refused.
     pub scratch: Option<Arc<Scratch>>,
+    /// Whether the console is served.
+    pub console: bool,
     /// Reloads the configuration. Without it, the server refuses to reload.
     pub reload: Option<Arc<dyn Reload>>,
     /// Whether MCP has the tools, prompts and resources of its conformance suite.
@@ -98,6 +100,7 @@ impl Default for ServerOptions {
             answerers: Vec::new(),
             ums: UmsOptions::default(),
             scratch: None,
+            console: true,
             reload: None,
             #[cfg(feature = "conformance")]
             mcp_fixtures: false,
@@ -160,7 +163,7 @@ impl App {
     }
 
     /// Authenticates the caller. Also returns the key of the call.
-    async fn authenticate(&self, parts: &Parts) -> Result<(Caller, KeyWatch), Problem> {
+    pub(crate) async fn authenticate(&self, parts: &Parts) -> Result<(Caller, KeyWatch), Problem> {
         let headers = &parts.headers;
         let secret = credential(headers)?;
         if let Some(text) = secret.filter(|secret| read_token::is_token(secret)) {
@@ -168,17 +171,7 @@ impl App {
         }
         let ours = secret.filter(|secret| secret.starts_with(KEY_PREFIX));
         let (caller, key) = match ours {
-            Some(secret) => {
-                if !caller::is_known(&self.engine, secret) {
-                    self.shares.require_no_stranger(&parts.extensions)?;
-                }
-                let found = caller::authenticate(&self.engine, secret).await?;
-                let Some(found) = found else {
-                    self.shares.count_stranger(&parts.extensions)?;
-                    return Err(unauthenticated());
-                };
-                found
-            }
+            Some(secret) => self.holder_of_key(&parts.extensions, secret).await?,
             // OpenAI clients always send some key; a development server ignores foreign ones.
             None if !self.options.keys_required => {
                 require_loopback_host(headers)?;
@@ -195,6 +188,22 @@ impl App {
 }
 
 impl AppState {
+    /// The caller with this API key. An address that tries many unknown ones is refused.
+    pub(crate) async fn holder_of_key(
+        &self,
+        connection: &Extensions,
+        secret: &str,
+    ) -> Result<(Caller, KeyWatch), Problem> {
+        if !caller::is_known(&self.engine, secret) {
+            self.shares.require_no_stranger(connection)?;
+        }
+        if let Some(found) = caller::authenticate(&self.engine, secret).await? {
+            return Ok(found);
+        }
+        self.shares.count_stranger(connection)?;
+        Err(unauthenticated())
+    }
+
     async fn holder_of_token(&self, text: &str) -> Result<(Caller, KeyWatch), Problem> {
         let token = read_token::opened(&self.sealer, text).ok_or_else(unauthenticated)?;
         let found = caller::with_read_token(&self.engine, &token).await?;
@@ -270,7 +279,7 @@ fn require_loopback_host(headers: &HeaderMap) -> Result<(), Problem> {
 
 /// Refuses writes from pages of other sites, even with a valid key. Programs other than browsers send no
 /// `Origin`. Calls without a key have passed `require_loopback_host` already.
-fn require_own_origin(headers: &HeaderMap) -> Result<(), Problem> {
+pub(crate) fn require_own_origin(headers: &HeaderMap) -> Result<(), Problem> {
     let Some(origin) = text(headers, "origin")? else {
         return Ok(());
     };
@@ -459,7 +468,18 @@ impl FromRequestParts<App> for CallContext {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let (caller, api_key) = app.authenticate(parts).await?;
+        let found = app.authenticate(parts).await?;
+        Self::begin(parts, app, found).await
+    }
+}
+
+impl CallContext {
+    /// The call of a caller who is known already.
+    pub(crate) async fn begin(
+        parts: &mut Parts,
+        app: &App,
+        (caller, api_key): (Caller, KeyWatch),
+    ) -> Result<Self, Problem> {
         let slot: Option<&CallSlot> = parts.extensions.get();
         app.shares.begin_call(&caller, slot)?;
         let slot = slot.cloned().unwrap_or_default();

@@ -15,7 +15,9 @@ use statehold_engine::api::hold::HoldView;
 use statehold_engine::api::json::{Raw, raw_bytes, to_body};
 use statehold_engine::api::schema::{Content, LabelText};
 use statehold_engine::api::session::SessionInput;
-use statehold_engine::api::turn::{EarlierAnswer, TokenUsage, UserMessage, agent_of_session};
+use statehold_engine::api::turn::{
+    EarlierAnswer, TokenUsage, TurnDebug, UserMessage, agent_of_session,
+};
 use statehold_engine::bodies::AttachmentBody;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -34,6 +36,7 @@ static SURFACE: ChatSurface = ChatSurface {
     new_session: "`context.conversation` with `app` and `user`",
     session: "context.conversation.id",
     agent: "agent",
+    has_debug: true,
 };
 
 /// The agent of a new session that names none.
@@ -232,6 +235,9 @@ struct ChatOut<'a> {
     /// The ids that the caller keeps the conversation under.
     #[serde(skip_serializing_if = "Option::is_none")]
     client_managed: Option<&'a ClientManagedIds>,
+    /// What the turn did behind its answer, with `x-statehold-debug: 1`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    debug: Option<&'a TurnDebug>,
 }
 
 /// The message of the agent. Of a paused turn: the words of the pause.
@@ -471,6 +477,7 @@ impl AnswerWriter {
             earlier: &ending.preface.earlier,
             reminder: ending.preface.reminder.as_deref(),
             client_managed: self.ids.as_ref(),
+            debug: ending.debug.as_ref(),
         })
     }
 }

@@ -13,7 +13,7 @@ use statehold_engine::api::annotation::{
 use statehold_engine::api::json::{Time, to_body};
 use statehold_engine::api::message::{AppendedMessageInput, MessageWritten};
 use statehold_engine::api::past::{DiffInput, SessionDiff};
-use statehold_engine::api::schema::{Messages, SessionOrderWord, ViewWord};
+use statehold_engine::api::schema::{Messages, SessionOrderWord, TraceFormWord, ViewWord};
 use statehold_engine::api::session::{
     CloseSessionInput, CreatedSession, ForkInput, RecordPage, RewindInput, SessionChanges,
     SessionInput, SessionListInput, SessionPage, SessionView,
@@ -232,6 +232,9 @@ pub(crate) struct MessageParams {
     /// `client` (default) or `trace`.
     #[param(value_type = Option<ViewWord>)]
     pub(crate) view: Option<String>,
+    /// The form of a trace: `items` (default) or `tool_call_history`.
+    #[param(value_type = Option<TraceFormWord>)]
+    pub(crate) form: Option<String>,
     /// Show the messages that the session had at this revision.
     #[param(minimum = 1, maximum = 9_007_199_254_740_991u64)]
     pub(crate) at: Option<u64>,
@@ -252,6 +255,30 @@ impl MessageParams {
     }
 }
 
+/// The form of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TraceForm {
+    Items,
+    ToolCallHistory,
+}
+
+/// The form that a call asks for. Only traces have forms.
+pub(crate) fn trace_form(form: Option<&str>, is_trace: bool) -> Result<TraceForm, Problem> {
+    match form {
+        None => Ok(TraceForm::Items),
+        Some("items" | "tool_call_history") if !is_trace => {
+            let detail = "`form` is for traces; add `view=trace`";
+            Err(Problem::new(Code::BadQuery, detail))
+        }
+        Some("items") => Ok(TraceForm::Items),
+        Some("tool_call_history") => Ok(TraceForm::ToolCallHistory),
+        Some(_) => {
+            let detail = "`form` is items or tool_call_history";
+            Err(Problem::new(Code::BadQuery, detail))
+        }
+    }
+}
+
 /// Read the last messages of a session, oldest first; with `view=trace` every item.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/messages", tag = "sessions", params(MessageParams),
@@ -263,19 +290,29 @@ async fn messages(context: CallContext, Params(params): Params<MessageParams>) -
     let is_trace = params.wants_trace()?;
     let caller = &context.caller;
     let at = revision(params.at, "at")?;
-    let filter = format!("{session} {is_trace} {at:?}");
+    let form = trace_form(params.form.as_deref(), is_trace)?;
+    let filter = format!("{session} {is_trace} {form:?} {at:?}");
     let cursor = Cursor::of(&context, "messages", &filter);
     let before = cursor.open(params.cursor.as_deref())?;
     let engine = context.engine();
     if is_trace {
-        let read = async |page| match at {
-            Some(at) => api::past::trace(engine, caller, session, at, (before, page)).await,
-            None => api::session::trace(engine, caller, session, (before, page)).await,
+        let headers = AnswerHeaders::session(session);
+        return match form {
+            TraceForm::Items => {
+                let read = |page| api::trace::items(engine, caller, session, at, (before, page));
+                let (mut page, next) = context.read_page(limit, read).await?;
+                page.next_cursor = next.map(|seq| cursor.seal(seq));
+                Ok(shown(&page, headers.at(page.revision)))
+            }
+            TraceForm::ToolCallHistory => {
+                let read = |page| {
+                    api::trace::tool_call_history(engine, caller, session, at, (before, page))
+                };
+                let (mut page, next) = context.read_page(limit, read).await?;
+                page.next_cursor = next.map(|seq| cursor.seal(seq));
+                Ok(shown(&page, headers.at(page.revision)))
+            }
         };
-        let (mut page, next) = context.read_page(limit, read).await?;
-        page.next_cursor = next.map(|seq| cursor.seal(seq));
-        let headers = AnswerHeaders::session(session).at(page.revision);
-        return Ok(shown(&page, headers));
     }
     let read = async |page| match at {
         Some(at) => api::past::messages(engine, caller, session, at, (before, page)).await,

@@ -7,12 +7,13 @@ use statehold_core::ids::TaskId;
 use statehold_engine::Receipt;
 use statehold_engine::api;
 use statehold_engine::api::request::EmptyInput;
-use statehold_engine::api::schema::TaskViewWord;
-use statehold_engine::api::task::{AskedView, TaskEnded, TaskView};
+use statehold_engine::api::schema::{TaskOrHistory, TaskViewWord, TraceFormWord};
+use statehold_engine::api::task::{AskedView, TaskEnded};
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::session::{TraceForm, trace_form};
 use super::{Answer, AnswerHeaders, Cursor, PAGE_MAX, committed, page_limit, shown};
 use crate::http::body::Payload;
 use crate::http::call::{App, CallContext, Params};
@@ -34,6 +35,9 @@ struct HistoryParams {
     /// `client`.
     #[param(value_type = Option<TaskViewWord>)]
     view: Option<String>,
+    /// The form of a trace: `items` (default), in the `history` of the task, or `tool_call_history`.
+    #[param(value_type = Option<TraceFormWord>)]
+    form: Option<String>,
     /// `next_cursor` of the previous page.
     cursor: Option<String>,
     /// Page size, 1 to 200.
@@ -58,16 +62,25 @@ impl HistoryParams {
 /// Read a task and the newest items of its history, oldest first.
 #[utoipa::path(
     get, path = "/v1/tasks/{task_id}", tag = "tasks", params(HistoryParams),
-    responses((status = 200, body = TaskView))
+    responses((status = 200, body = TaskOrHistory))
 )]
 async fn read(context: CallContext, Params(params): Params<HistoryParams>) -> Answer {
     let id: TaskId = context.id("task_id")?;
     let limit = page_limit(params.limit, PAGE_MAX)?;
     let asked = params.asked()?;
+    let form = trace_form(params.form.as_deref(), asked == AskedView::Trace)?;
     let caller = &context.caller;
-    let cursor = Cursor::of(&context, "history", &format!("{id} {asked:?}"));
+    let cursor = Cursor::of(&context, "history", &format!("{id} {asked:?} {form:?}"));
     let before = cursor.open(params.cursor.as_deref())?;
-    let read = |page| api::task::read(context.engine(), caller, id, asked, (before, page));
+    let engine = context.engine();
+    if form == TraceForm::ToolCallHistory {
+        let read = |page| api::trace::tool_call_history_of_task(engine, caller, id, (before, page));
+        let (mut history, session, next) = context.read_page(limit, read).await?;
+        history.next_cursor = next.map(|seq| cursor.seal(seq));
+        let headers = AnswerHeaders::session(session).task(id);
+        return Ok(shown(&history, headers.at(history.revision)));
+    }
+    let read = |page| api::task::read(engine, caller, id, asked, (before, page));
     let (mut task, revision, next) = context.read_page(limit, read).await?;
     task.next_cursor = next.map(|seq| cursor.seal(seq));
     let headers = AnswerHeaders::session(task.session_id).task(id);

@@ -7,7 +7,7 @@ use statehold_engine::HoldDetail;
 use statehold_engine::api::hold::HoldView;
 use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::schema::NullableText;
-use statehold_engine::api::turn::{EarlierAnswer, TokenUsage};
+use statehold_engine::api::turn::{EarlierAnswer, TokenUsage, TurnDebug};
 use utoipa::ToSchema;
 
 use super::errors::ErrorOut;
@@ -95,6 +95,9 @@ pub(crate) struct StateholdOut {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     earlier: Vec<EarlierAnswer>,
+    /// What the turn did behind its answer, with `x-statehold-debug: 1`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    debug: Option<TurnDebug>,
 }
 
 #[derive(Debug, Serialize)]
@@ -199,6 +202,7 @@ impl CompletionWriter {
             via,
             holds: holds.iter().map(HoldView::of).collect(),
             earlier,
+            debug: None,
         }
     }
 
@@ -207,6 +211,7 @@ impl CompletionWriter {
         let text = std::mem::take(&mut ending.answer.text);
         let text = ending.preface.before(text);
         let earlier = std::mem::take(&mut ending.preface.earlier);
+        let debug = ending.debug.take();
         let ending = &ending;
         let tool_calls = ending.answer.tool_calls.as_deref();
         to_body(&CompletionOut {
@@ -226,7 +231,10 @@ impl CompletionWriter {
             }],
             usage: ending.account.usage,
             metadata: self.ids,
-            statehold: self.statehold(ending.account.via.clone(), &ending.holds, earlier),
+            statehold: StateholdOut {
+                debug,
+                ..self.statehold(ending.account.via.clone(), &ending.holds, earlier)
+            },
         })
     }
 
@@ -295,7 +303,10 @@ impl CompletionWriter {
             ..CompletionDelta::default()
         };
         let earlier = ending.preface.earlier.clone();
-        let statehold = self.statehold(ending.account.via.clone(), &ending.holds, earlier);
+        let statehold = StateholdOut {
+            debug: ending.debug.clone(),
+            ..self.statehold(ending.account.via.clone(), &ending.holds, earlier)
+        };
         self.chunk(delta, Some(finish_reason(ending)), Some(statehold))
     }
 }

@@ -2,6 +2,7 @@
 
 mod analytics;
 mod analytics_upstream;
+mod debug;
 mod deciding;
 mod errors;
 mod long_answers;

@@ -130,16 +130,16 @@ fn spellings(word: &str) -> Vec<String> {
 }
 
 /// Ids of what was made.
-struct Scene {
-    session: String,
-    child_task: String,
-    root_task: String,
+pub(crate) struct Scene {
+    pub(crate) session: String,
+    pub(crate) child_task: String,
+    pub(crate) root_task: String,
     requests: Vec<String>,
     holds: Vec<String>,
 }
 
 /// A session in which everything hidden has a canary.
-async fn plant(rig: &Rig, ann: &Who, canaries: &mut Canaries) -> Scene {
+pub(crate) async fn plant(rig: &Rig, ann: &Who, canaries: &mut Canaries) -> Scene {
     // Only a worker key without agents writes hidden messages of the user.
     let (helper, math) = (rig.key(&["worker"]).await, rig.worker(&["math"]).await);
     let boss = rig.key_for(&["approver"], Some("boss"), &[]).await;
@@ -309,6 +309,20 @@ fn questions(scene: &Scene) -> Vec<String> {
             paths.push(format!("/v1/tasks/{task}{query}"));
         }
     }
+    let console = format!("/console/sessions/{}", scene.session);
+    for page in ["", "?tab=tree", "?tab=state", "?tab=hidden", "?q=canary"] {
+        paths.push(format!("{console}{page}"));
+    }
+    paths.push("/console/sessions".to_owned());
+    for task in [&scene.root_task, &scene.child_task] {
+        paths.push(format!("/console/tasks/{task}"));
+        paths.push(format!(
+            "/v1/tasks/{task}?view=trace&form=tool_call_history"
+        ));
+    }
+    paths.push(format!(
+        "{session}/messages?view=trace&form=tool_call_history"
+    ));
     for route in ["tree", "tree?limit=1", "tree?before=3", "records", "state"] {
         paths.push(format!("{session}/{route}"));
     }

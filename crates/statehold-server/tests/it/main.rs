@@ -3,6 +3,7 @@
 mod adk;
 mod attacks;
 mod chat;
+mod console;
 mod cuts;
 mod deciding;
 mod encrypted;

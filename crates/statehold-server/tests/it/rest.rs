@@ -21,6 +21,7 @@ mod sessions;
 mod state;
 mod state_parts;
 mod state_rules;
+mod trace;
 mod waking;
 mod work;
 

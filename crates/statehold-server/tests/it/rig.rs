@@ -533,7 +533,8 @@ impl Who {
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
-        if !body.is_empty() {
+        let says_type = headers.iter().any(|(name, _)| *name == "content-type");
+        if !body.is_empty() && !says_type {
             request = request.header("content-type", "application/json");
         }
         for (name, value) in headers {

@@ -135,8 +135,8 @@ pub struct TurnAccount {
 
 /// An account while records are added to it.
 pub(super) struct TurnLedger {
-    /// The requests of the turn.
-    requests: Vec<RequestId>,
+    /// The requests of the turn, the root first.
+    pub(super) requests: Vec<RequestId>,
     /// The agents of the tasks that were opened meanwhile.
     agents: BTreeMap<TaskId, String>,
     pub(super) account: TurnAccount,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use statehold_core::hold::Hold;
-use statehold_core::ids::HoldId;
+use statehold_core::ids::{HoldId, RequestId};
 use statehold_core::record::Record;
 use statehold_core::request::RequestOutcome;
 use statehold_core::session::SessionState;
@@ -42,6 +42,8 @@ pub struct TurnSnapshot {
     pub(super) request: StoredRequest,
     /// The record that ended it.
     finished: Option<StoredRecord>,
+    /// The requests of the turn, the root first.
+    pub(super) requests: Vec<RequestId>,
     /// When it started.
     pub started_at: Timestamp,
     /// The open holds of a paused turn, oldest first. Empty while it runs, and when it has ended.
@@ -90,6 +92,7 @@ pub struct FailedTurn {
 /// The records of a turn, added up.
 struct WalkedTurn {
     started_at: Option<Timestamp>,
+    requests: Vec<RequestId>,
     account: TurnAccount,
     /// The last one.
     last: Option<StoredRecord>,
@@ -163,6 +166,7 @@ impl TurnHandle {
                 }
                 None => None,
             },
+            requests: walked.requests,
             started_at: walked.started_at.ok_or(EngineError::NotFound)?,
             holds,
             account: walked.account,
@@ -203,6 +207,7 @@ impl TurnHandle {
         }
         Ok(WalkedTurn {
             started_at,
+            requests: ledger.requests,
             account: ledger.account,
             last: newest,
         })

@@ -140,7 +140,7 @@ async fn every_caller_learns_which_agents_there_are_and_nobody_what_they_are_tol
 #[tokio::test]
 async fn an_agent_says_what_it_is_and_what_its_tools_need() {
     let rig = rig().await;
-    let ann = rig.client("ann").await;
+    let ann = rig.key(&["approver"]).await;
     let digest = |text: &str| AgentSpec::worker(name(text)).digest.to_string();
     let coordinator = ann.get("/v1/agents/coordinator").await.ok(200);
     let expected = json!({
@@ -173,6 +173,32 @@ async fn an_agent_says_what_it_is_and_what_its_tools_need() {
     let answer = ann.get("/v1/agents/helper").await;
     assert!(!answer.text().contains("hidden"));
     assert_eq!(answer.ok(200)["has_resume_address"], true);
+}
+
+#[tokio::test]
+async fn tools_and_their_policies_are_for_those_who_decide_or_look_after_the_server() {
+    let rig = rig().await;
+    let ums = rig.worker(&["ums"]).await;
+    for who in [rig.client("ann").await, ums, rig.key(&["worker"]).await] {
+        for path in ["/v1/agents", "/v1/agents/assistant", "/v1/agents/ums"] {
+            let shown = who.get(path).await;
+            shown.ok(200);
+            for word in ["tools", "delete", "look", "pay", "conditional"] {
+                assert!(!shown.text().contains(word), "{word} in {}", shown.text());
+            }
+        }
+    }
+    for roles in [&["approver"], &["operator"], &["admin"]] {
+        let who = rig.key(roles).await;
+        let shown = who.get("/v1/agents/assistant").await.ok(200);
+        assert_eq!(shown["tools"].as_array().map(Vec::len), Some(4), "{shown}");
+        let listed = who.get("/v1/agents").await.ok(200);
+        let all = listed["agents"].as_array().expect("a list");
+        assert!(
+            all.iter().any(|agent| agent["tools"] == shown["tools"]),
+            "{listed}"
+        );
+    }
 }
 
 /// Reads a book that has one agent, and then one that has a mistake.

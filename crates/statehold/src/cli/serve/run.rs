@@ -140,6 +140,7 @@ async fn run_server(
         answerers: config.chat.answerers.clone(),
         ums: config.ums.options(),
         scratch: Some(reloader.scratch()),
+        console: config.console.enabled,
         reload: Some(Arc::clone(&reloader) as Arc<dyn Reload>),
         ..limited(&config.limits)
     };
@@ -353,6 +354,12 @@ fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) 
     row("API", &format!("{url}/v1        schema {url}/openapi.json"));
     row("OpenAI", &format!("{url}/openai/v1"));
     row("MCP", &format!("{url}{}", statehold_server::MCP_PATH));
+    if config.console.enabled {
+        row(
+            "Console",
+            &format!("{url}{}", statehold_server::CONSOLE_PATH),
+        );
+    }
     row("Health", &format!("{url}/healthz   metrics {url}/metrics"));
     let data = printable(&config.store.data.display().to_string());
     match plan.storage {
