@@ -72,6 +72,10 @@ pub struct AgentSpec {
     pub retries: u32,
     /// The session of a chat call that names none.
     pub sessions: ChatSessions,
+    /// How far it trusts the callers that keep its conversation.
+    pub caller_history: CallerTrust,
+    /// Whether the answers of its sessions carry a reference to their place.
+    pub references: bool,
     /// Digest of this declaration, for the trace.
     pub digest: Digest,
 }
@@ -93,6 +97,8 @@ impl AgentSpec {
             timeout: TIMEOUT,
             retries: RETRIES,
             sessions: AgentKind::Worker.default_sessions(),
+            caller_history: CallerTrust::Untrusted,
+            references: false,
             digest,
         }
     }
@@ -205,6 +211,17 @@ pub enum ChatSessions {
     Explicit,
     /// The caller sends the history, and nothing is stored.
     None,
+}
+
+/// How far an agent trusts the callers that keep its conversation, in calls without a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallerTrust {
+    /// It gets the messages of user and assistant, and its own state as this server sealed it.
+    #[default]
+    Untrusted,
+    /// It gets everything that a caller sends: instructions, tools, tool calls and results, and any state.
+    Trusted,
 }
 
 /// A header of every call to a service, with a value that is kept secret.

@@ -4,12 +4,13 @@
 //! A surface reads its own messages and writes its own format ([`TurnFormat`]). It finds and starts turns only
 //! through this module, which calls `api::turn`.
 
+mod carried;
 mod inline;
 mod refusal;
 mod stateless;
 mod stream;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,16 +30,20 @@ use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::session::SessionInput;
 use statehold_engine::api::trace;
 use statehold_engine::api::turn::{
-    self, AgentReply, Conversation, EarlierAnswer, OpenTurn, TurnAccount, TurnDebug, TurnDecision,
-    TurnEvent, TurnHandle, TurnInput, TurnSnapshot, UserMessage, pause_text,
+    self, AgentReply, Conversation, EarlierAnswer, NamedSession, OpenTurn, ReplyParts, TurnAccount,
+    TurnDebug, TurnDecision, TurnEvent, TurnHandle, TurnInput, TurnSnapshot, UserMessage,
+    pause_text,
 };
 use statehold_engine::{Call, Credential, EngineError, HoldDetail, Role, Share};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+pub(crate) use self::carried::{CarriedText, Carrier, StateOpener};
 pub(crate) use self::inline::{CallerData, ClientManagedIds, InlineContext};
 pub(crate) use self::refusal::{TurnContext, forbid_retry};
-pub(crate) use self::stateless::{FailedCalls, agent_needs_session, passes_tools};
+pub(crate) use self::stateless::{
+    FailedCalls, agent_needs_session, needs_trust, passes_tools, trusts_callers,
+};
 use self::stateless::{ScratchSession, needs_session};
 pub(crate) use self::stream::TurnFormat;
 use self::stream::{DraftedText, StreamWriter};
@@ -110,6 +115,49 @@ pub(crate) struct ChatTurn {
     scratch: Option<Arc<ScratchSession>>,
     /// Whether this server runs the agent.
     is_hosted: bool,
+    pub(crate) extras: TurnExtras,
+}
+
+/// What an answer tells its client beside the reply.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TurnExtras {
+    /// Seals what the client carries until its next call. None for clients that carry nothing.
+    pub(crate) carrier: Option<Carrier>,
+    /// The expired session in place of which the session of the turn began.
+    pub(crate) replaced: Option<SessionId>,
+    /// The parts of the conversation of the caller that did not reach the agent.
+    pub(crate) left_out: BTreeSet<&'static str>,
+}
+
+impl TurnExtras {
+    /// Adds what the client carries to the end of a turn: a reference to it, or the state of the agent.
+    fn complete(
+        self,
+        app: &App,
+        (turn, has_session): (&TurnHandle, bool),
+        (revision, state): (u64, Option<Raw>),
+        ending: &mut Ending,
+    ) {
+        ending.left_out = self.left_out;
+        let Some(carrier) = self.carrier else {
+            return;
+        };
+        if has_session {
+            ending.carried = carrier
+                .wants_reference
+                .then(|| carrier.reference(app, turn, revision));
+        } else if let Some(state) = state {
+            ending.carried = carrier.state(app, &state);
+            if ending.carried.is_none() {
+                let bytes = state.get().len();
+                tracing::warn!(
+                    bytes,
+                    "the state of an agent is too long for its caller to carry"
+                );
+                ending.left_out.insert("agent_state");
+            }
+        }
+    }
 }
 
 impl ChatTurn {
@@ -134,11 +182,19 @@ pub(crate) struct TurnHead {
     pub(crate) ids: Option<TurnIds>,
     pub(crate) request: RequestId,
     pub(crate) started_at: Timestamp,
+    /// The expired session in place of which the session of the turn began.
+    pub(crate) replaced: Option<SessionId>,
 }
 
 impl TurnHead {
-    fn of(turn: &TurnHandle, started_at: Timestamp, has_session: bool) -> Self {
+    fn of(
+        turn: &TurnHandle,
+        started_at: Timestamp,
+        has_session: bool,
+        extras: &TurnExtras,
+    ) -> Self {
         Self {
+            replaced: extras.replaced,
             ids: has_session.then_some(TurnIds {
                 session: turn.session,
                 task: turn.task,
@@ -191,23 +247,25 @@ pub(crate) struct Ending {
     pub(crate) holds: Vec<HoldDetail>,
     /// The hidden items of the turn, for a call that may see them and asks for them.
     pub(crate) debug: Option<TurnDebug>,
+    /// The `custom_content.state` for the client to send back.
+    pub(crate) carried: Option<Raw>,
+    /// The parts of the conversation of the caller that did not reach the agent, and the state of the agent if it
+    /// cannot be carried.
+    pub(crate) left_out: BTreeSet<&'static str>,
 }
 
 impl Ending {
     /// The end of a turn as it was read, without its record.
-    fn of(
-        snapshot: TurnSnapshot,
-        reminder: Option<String>,
-        answer: AgentReply,
-        debug: Option<TurnDebug>,
-    ) -> Self {
+    fn of(snapshot: TurnSnapshot, reminder: Option<String>, answer: AgentReply) -> Self {
         let earlier = snapshot.earlier;
         Self {
             preface: Preface { earlier, reminder },
             answer,
             account: snapshot.account,
             holds: snapshot.holds,
-            debug,
+            debug: None,
+            carried: None,
+            left_out: BTreeSet::new(),
         }
     }
 
@@ -228,9 +286,9 @@ pub(crate) fn status_of(holds: &[HoldDetail]) -> &'static str {
 
 /// The reply that a call ends with: that of the agent, or a text about the pause. `base` is the address of
 /// the server.
-fn reply_of(snapshot: &TurnSnapshot, with_calls: bool, base: &str) -> AgentReply {
+fn reply_of(snapshot: &TurnSnapshot, parts: ReplyParts, base: &str) -> AgentReply {
     if !snapshot.is_paused() {
-        return snapshot.reply(with_calls);
+        return snapshot.reply(parts);
     }
     AgentReply {
         text: pause_text(&snapshot.holds, base),
@@ -355,6 +413,37 @@ impl ChatCall {
         self.require_declared(app, agent, opened, is_hosted).await
     }
 
+    /// Finds or starts the turn of a call that names an expired session: in the session that continues the
+    /// conversation, or in a new one of the same app and user.
+    pub(crate) async fn open_in_place_of(
+        &self,
+        app: &App,
+        (expired, named, user): (SessionId, &NamedSession, &str),
+        conversation: Conversation,
+        (agent, message): (&Name, UserMessage),
+        known: &mut TurnContext,
+    ) -> Result<ChatTurn, Problem> {
+        let input = self.turn_input(app, agent, message);
+        let new = SessionInput {
+            user: Some(user.to_owned()),
+            ..self.new_session(app, named.app.as_str(), agent, None)
+        };
+        let (engine, log) = (&app.engine, &app.deliveries);
+        let call = turn::replacing_call(engine, &self.asked.caller, expired).await?;
+        let is_hosted = is_hosted(app, agent);
+        let new = (call, new);
+        let opened = turn::open_turn_in_recalled_session(engine, log, new, conversation, input);
+        let opened = Self::note_session(Box::pin(opened).await, true, known)?;
+        let mut turn = self.require_declared(app, agent, opened, is_hosted).await?;
+        turn.extras.replaced = Some(expired);
+        Ok(turn)
+    }
+
+    /// Whether a call that names an expired session goes on in another one: it names nothing else there.
+    pub(crate) fn may_replace(&self) -> bool {
+        self.task.is_none() && self.asked.if_revision.is_none()
+    }
+
     /// Notes the session of a call that may fail. A repeat finds it by its key or by its messages, or not at all.
     fn note_session(
         opened: Result<OpenTurn, (EngineError, Option<SessionId>)>,
@@ -422,19 +511,23 @@ impl ChatCall {
         agent: &Name,
         in_body: Option<&str>,
     ) -> SessionInput {
-        let named = self.user.as_deref().or(in_body);
-        let named = named.filter(|name| !name.is_empty());
         SessionInput {
             app: app_name.to_owned(),
             user: match self.asked.caller.user {
                 // The key says who the user is.
                 Some(_) => None,
-                None => Some(named.unwrap_or(ANONYMOUS).to_owned()),
+                None => Some(self.user_name(in_body).to_owned()),
             },
             agent: Some(agent.to_string()),
             ttl_seconds: app.options.chat_session_ttl_seconds,
             ..SessionInput::default()
         }
+    }
+
+    /// The user that the call names, in a header or in its body, if its key is bound to none.
+    fn user_name<'a>(&'a self, in_body: Option<&'a str>) -> &'a str {
+        let named = self.user.as_deref().or(in_body);
+        named.filter(|name| !name.is_empty()).unwrap_or(ANONYMOUS)
     }
 
     /// The call that creates a session.
@@ -459,10 +552,12 @@ impl ChatCall {
         Ok(())
     }
 
-    /// Whether the agent may ask the caller to run tools: only without a session, and only tools that the
-    /// caller brought.
-    fn wants_calls(&self, has_session: bool) -> bool {
-        !has_session && self.brings_tools
+    /// What the caller gets beside the text: only without a session. It runs only tools that it brought.
+    fn reply_parts(&self, has_session: bool) -> ReplyParts {
+        ReplyParts {
+            calls: !has_session && self.brings_tools,
+            state: !has_session,
+        }
     }
 
     /// The time until which a pause is waited for: none without a session, to which the client could return.
@@ -491,6 +586,7 @@ impl ChatCall {
             open,
             scratch: None,
             is_hosted,
+            extras: TurnExtras::default(),
         })
     }
 
@@ -536,7 +632,12 @@ impl ChatCall {
         write: impl FnOnce(&TurnHead, Ending) -> Vec<u8>,
     ) -> Result<Response, Problem> {
         self.drop_body(&turn);
-        let ChatTurn { open, scratch, .. } = turn;
+        let ChatTurn {
+            open,
+            scratch,
+            extras,
+            ..
+        } = turn;
         let (handle, has_session) = (&open.handle, scratch.is_none());
         if has_session {
             known.found(handle);
@@ -548,13 +649,16 @@ impl ChatCall {
             require_answer(app, handle, room, &snapshot, known).await?;
             let log = &app.deliveries;
             let receipt = has_session.then(|| log.receipt(handle, true, &snapshot));
-            let head = TurnHead::of(handle, snapshot.started_at, has_session);
-            let reply = reply_of(&snapshot, self.wants_calls(has_session), &self.base);
+            let head = TurnHead::of(handle, snapshot.started_at, has_session, &extras);
+            let mut reply = reply_of(&snapshot, self.reply_parts(has_session), &self.base);
+            let carries = (snapshot.revision, reply.state.take());
             let debug = match self.wants_debug {
                 true => Some(handle.debug(&self.asked.caller, &snapshot).await?),
                 false => None,
             };
-            let ending = Ending::of(*snapshot, open.reminder.clone(), reply, debug);
+            let mut ending = Ending::of(*snapshot, open.reminder.clone(), reply);
+            ending.debug = debug;
+            extras.complete(app, (handle, has_session), carries, &mut ending);
             let bytes = write(&head, ending);
             self.asked.slot.shrink_answer(bytes.len() as u64);
             let mut response = delivery::json(bytes, receipt);
@@ -578,6 +682,7 @@ impl ChatCall {
             open,
             scratch,
             is_hosted,
+            extras,
         } = turn;
         let (handle, has_session) = (open.handle.clone(), scratch.is_none());
         if has_session {
@@ -597,7 +702,7 @@ impl ChatCall {
             let room = scratch.as_ref().map(|scratch| (scratch, self.surface));
             require_answer(&app, &handle, room, snapshot, known).await?;
         }
-        let head = TurnHead::of(&handle, started_at, has_session);
+        let head = TurnHead::of(&handle, started_at, has_session, &extras);
         let format = format(&head);
         let (pieces, written) = mpsc::channel(PIECES_MAX);
         let mut response = Response::new(delivery::streamed(written, share));
@@ -609,8 +714,9 @@ impl ChatCall {
             turn: handle,
             format,
             reminder: open.reminder,
-            with_calls: self.wants_calls(has_session),
+            reply_parts: self.reply_parts(has_session),
             wants_debug: self.wants_debug,
+            extras,
             asked: self.asked,
             base: self.base,
             pieces,

@@ -2,30 +2,39 @@
 //! server remembers, and a turn that waits for a person is an answer that says so.
 
 mod ask;
+mod caller_messages;
 mod completion;
 pub(crate) mod errors;
 mod files;
 pub(crate) mod models;
 mod session;
 
+use std::collections::BTreeSet;
+
 use axum::extract::{Request, State};
 use axum::response::Response;
+use http::HeaderMap;
 use statehold_agents::spec::{AgentBook, ChatSessions};
 use statehold_core::name::Name;
+use statehold_engine::EngineError;
 use statehold_engine::api::json::{raw_bytes, to_body};
 use statehold_engine::api::session::SessionInput;
-use statehold_engine::api::turn::{CarriedMessage, Conversation, UserMessage, agent_of_session};
+use statehold_engine::api::turn::{
+    CarriedMessage, CarriedPlace, Conversation, UserMessage, named_session,
+};
 
 pub(crate) use self::ask::ChatMessageIn;
-use self::ask::{CallerMessages, ChatIn, StreamOptionsIn};
+use self::ask::{ChatIn, StreamOptionsIn};
+use self::caller_messages::{CallerMessages, CallerRights};
 use self::completion::{CompletionOut, CompletionWriter};
 use self::errors::as_openai_error;
 use self::session::SessionChoice;
 use crate::chat::{
-    ChatCall, ChatSurface, ChatTurn, TurnContext, agent_needs_session, passes_tools,
+    Carrier, ChatCall, ChatSurface, ChatTurn, TurnContext, agent_needs_session, needs_trust,
+    passes_tools, trusts_callers,
 };
-use crate::http::call::App;
-use crate::http::problem::Problem;
+use crate::http::call::{App, text};
+use crate::http::problem::{Code, Problem};
 
 pub(crate) static SURFACE: ChatSurface = ChatSurface {
     new_session: "the header `x-statehold-session: new`",
@@ -60,6 +69,8 @@ struct OpenaiCall {
     call: ChatCall,
     chat: ChatIn,
     wanted: SessionChoice,
+    /// Whether the answer carries a reference, if the call says so.
+    wants_reference: Option<bool>,
 }
 
 impl OpenaiCall {
@@ -70,6 +81,7 @@ impl OpenaiCall {
         Ok(Self {
             call,
             wanted: SessionChoice::of(&headers, &chat)?,
+            wants_reference: wants_reference(&headers)?,
             chat,
         })
     }
@@ -121,9 +133,9 @@ impl OpenaiCall {
         let (call, model) = (&self.call, &self.chat.model);
         let (session, agent) = match self.wanted {
             SessionChoice::Session(session) => {
-                let caller = &call.asked.caller;
-                let own = agent_of_session(&app.engine, caller, session).await?;
-                (Some(session), call.declared(book, model, Some(&own))?)
+                let named = named_session(&app.engine, &call.asked.caller, session).await?;
+                let agent = call.declared(book, model, Some(&named.agent))?;
+                (Some((session, named)), agent)
             }
             SessionChoice::New | SessionChoice::None | SessionChoice::Unsaid => {
                 (None, call.declared(book, model, None)?)
@@ -132,75 +144,170 @@ impl OpenaiCall {
         let spec = book.agent(&agent);
         let sessions = spec.map_or(ChatSessions::Auto, |spec| spec.sessions);
         let is_unsaid = self.wanted == SessionChoice::Unsaid;
-        if is_unsaid && sessions == ChatSessions::Explicit {
+        // A caller that runs tools keeps the conversation itself.
+        let runs_tools = is_unsaid && self.chat.carries_tools();
+        let mut carrier = self.carrier(&agent, spec.is_some_and(|spec| spec.references));
+        let (place, place_app) = if is_unsaid && !runs_tools {
+            self.carried_place(app, &carrier).await?
+        } else {
+            (CarriedPlace::Nothing, None)
+        };
+        let carries_reference = !matches!(place, CarriedPlace::Nothing);
+        if is_unsaid && sessions == ChatSessions::Explicit && !carries_reference {
             return Err(agent_needs_session(&agent, &SURFACE));
         }
-        // A caller that runs tools keeps the conversation itself.
-        let keeps_none = is_unsaid && (sessions == ChatSessions::None || self.chat.carries_tools());
-        if keeps_none || self.wanted == SessionChoice::None {
-            return self.begin_stateless(app, &agent, message, path).await;
+        let has_place = matches!(place, CarriedPlace::Reference { .. });
+        let keeps_none = is_unsaid && sessions == ChatSessions::None && !has_place;
+        if keeps_none || runs_tools || self.wanted == SessionChoice::None {
+            return self
+                .begin_stateless(app, carrier, (&agent, message), path)
+                .await;
         }
         self.chat.require_plain()?;
         if message.role != "user" {
             return Err(not_user(path));
         }
         let message = message.user_message(path)?;
-        if let Some(session) = session {
+        carrier.wants_reference |= carries_reference && self.wants_reference.is_none();
+        let mut turn = if let Some((session, named)) = session {
             let decisions = self.chat.decisions().to_vec();
-            let turn = call.open_in_session(app, session, (&agent, message), decisions);
-            return turn.await;
-        }
-        let new = self.new_session(app, &agent)?;
-        if is_unsaid {
-            let new = (new, self.conversation(&agent, &message));
+            let expired = named.expired_of.as_deref();
+            let expired = expired.filter(|_| decisions.is_empty() && call.may_replace());
+            if let Some(user) = expired {
+                let place = CarriedPlace::Expired(session);
+                let conversation = self.conversation(&agent, &message, place);
+                let expired = (session, &named, user);
+                let turn =
+                    call.open_in_place_of(app, expired, conversation, (&agent, message), known);
+                Box::pin(turn).await?
+            } else {
+                let turn = call.open_in_session(app, session, (&agent, message), decisions);
+                Box::pin(turn).await?
+            }
+        } else if is_unsaid {
+            let new = self.new_session(app, &agent, place_app.as_ref())?;
+            let new = (new, self.conversation(&agent, &message, place));
             let turn = call.open_in_recalled_session(app, new, (&agent, message), known);
-            return turn.await;
+            Box::pin(turn).await?
+        } else {
+            let new = self.new_session(app, &agent, None)?;
+            Box::pin(call.open_in_new_session(app, new, (&agent, message), known)).await?
+        };
+        turn.extras.carrier = Some(carrier);
+        Ok(turn)
+    }
+
+    /// Seals what the client carries.
+    fn carrier(&self, agent: &Name, by_default: bool) -> Carrier {
+        let user = self
+            .chat
+            .user
+            .as_ref()
+            .or(self.chat.safety_identifier.as_ref());
+        let wants_reference = self.wants_reference.unwrap_or(by_default);
+        Carrier::new(&self.call, user.map(String::as_str), agent, wants_reference)
+    }
+
+    /// The place that the reference of the newest answer names, and the app of its session. A reference that names
+    /// none does not break the conversation: its session is then looked for in other ways.
+    async fn carried_place(
+        &self,
+        app: &App,
+        carrier: &Carrier,
+    ) -> Result<(CarriedPlace, Option<Name>), Problem> {
+        let Some((text, is_last)) = self.chat.reference() else {
+            return Ok((CarriedPlace::Nothing, None));
+        };
+        let place = carrier.place(app, &text, is_last);
+        let CarriedPlace::Reference { reference, .. } = place else {
+            return Ok((place, None));
+        };
+        let caller = &self.call.asked.caller;
+        let named = match named_session(&app.engine, caller, reference.session).await {
+            Err(EngineError::NotFound) => return Ok((CarriedPlace::Gone, None)),
+            named => named?,
+        };
+        let is_over = named.is_closed || named.expired_of.is_some();
+        let is_elsewhere = self
+            .call
+            .app_name
+            .as_ref()
+            .is_some_and(|app| *app != named.app);
+        if is_over || is_elsewhere {
+            return Ok((CarriedPlace::Gone, None));
         }
-        Box::pin(call.open_in_new_session(app, new, (&agent, message), known)).await
+        Ok((place, Some(named.app)))
     }
 
     /// Begins a turn without a session.
     async fn begin_stateless(
         &self,
         app: &App,
-        agent: &Name,
-        message: &ChatMessageIn,
+        carrier: Carrier,
+        (agent, message): (&Name, &ChatMessageIn),
         path: &str,
     ) -> Result<ChatTurn, Problem> {
         self.require_no_decisions("a call without a session")?;
         if self.chat.carries_tools() && !passes_tools(&app.options.agents.get(), agent) {
             self.chat.require_plain()?;
         }
-        let message = |book: &AgentBook| self.whole_conversation(book, agent, message, path);
-        self.call.open_stateless(app, agent, message).await
+        let mut left_out = BTreeSet::new();
+        let whole = |book: &AgentBook| {
+            let rights = self.caller_rights(book, agent, message, path)?;
+            let is_plain = message.role == "user" && message.is_text();
+            let (sent, states) = ((&self.chat, &self.call.body[..]), carrier.states(app));
+            let conversation = CallerMessages::of(sent, is_plain, rights, states, &mut left_out);
+            Ok(UserMessage {
+                data: Some(raw_bytes(&to_body(&conversation))),
+                ..message.user_message(path)?
+            })
+        };
+        let mut turn = self.call.open_stateless(app, agent, whole).await?;
+        turn.extras.left_out = left_out;
+        turn.extras.carrier = Some(carrier);
+        Ok(turn)
     }
 
-    /// The last message, with the conversation before it and the parameters to pass on.
-    fn whole_conversation(
+    /// How the agent gets the messages of the call. Refuses what makes no sense without the rest of it: tools whose
+    /// results would not reach the agent, and a last message that is not the user's.
+    fn caller_rights(
         &self,
         book: &AgentBook,
         agent: &Name,
         message: &ChatMessageIn,
         path: &str,
-    ) -> Result<UserMessage, Problem> {
-        let passes = passes_tools(book, agent);
-        let is_user = message.role == "user";
-        if !passes {
+    ) -> Result<CallerRights, Problem> {
+        let rights = CallerRights {
+            passes: passes_tools(book, agent),
+            is_trusted: trusts_callers(book, agent),
+        };
+        let is_users = message.role == "user";
+        if !rights.passes {
             self.chat.require_plain()?;
-            if !is_user {
+            if !is_users {
                 return Err(not_user(path));
             }
         }
-        let is_plain = is_user && message.is_text();
-        let conversation = CallerMessages::of(&self.chat, &self.call.body, passes, is_plain);
-        Ok(UserMessage {
-            data: Some(raw_bytes(&to_body(&conversation))),
-            ..message.user_message(path)?
-        })
+        if !rights.is_trusted {
+            let of_tools = [
+                (self.chat.has_tools(), "tools"),
+                (self.chat.has_functions(), "functions"),
+                (!is_users, path),
+            ];
+            if let Some((_, part)) = of_tools.into_iter().find(|(is_there, _)| *is_there) {
+                return Err(needs_trust(agent, part));
+            }
+        }
+        Ok(rights)
     }
 
     /// The conversation that the call carries.
-    fn conversation(&self, agent: &Name, message: &UserMessage) -> Conversation {
+    fn conversation(
+        &self,
+        agent: &Name,
+        message: &UserMessage,
+        place: CarriedPlace,
+    ) -> Conversation {
         let (earlier, context) = self.chat.earlier();
         Conversation {
             agent: agent.clone(),
@@ -209,15 +316,22 @@ impl OpenaiCall {
             context,
             key: self.call.asked.key_of("", &[]).map(|key| key.key),
             arrived: self.call.arrived,
+            place,
         }
     }
 
-    /// The session that the call creates.
-    fn new_session(&self, app: &App, agent: &Name) -> Result<SessionInput, Problem> {
+    /// The session that the call creates: in the app of the session that a reference names, if there is one.
+    fn new_session(
+        &self,
+        app: &App,
+        agent: &Name,
+        referred: Option<&Name>,
+    ) -> Result<SessionInput, Problem> {
         self.require_no_decisions("a new session")?;
         let (call, chat) = (&self.call, &self.chat);
         let in_body = chat.user.as_ref().or(chat.safety_identifier.as_ref());
-        let app_name = call.app_name.as_ref().map_or("default", Name::as_str);
+        let app_name = referred.or(call.app_name.as_ref());
+        let app_name = app_name.map_or("default", Name::as_str);
         let named = in_body.map(String::as_str);
         Ok(call.new_session(app, app_name, agent, named))
     }
@@ -229,6 +343,19 @@ impl OpenaiCall {
         }
         let detail = format!("`statehold.decisions`: {what} has no holds; name the session");
         Err(Problem::invalid(detail).with("path", "statehold.decisions"))
+    }
+}
+
+/// Whether the answer carries a reference: `x-statehold-reference` is 1 or 0.
+fn wants_reference(headers: &HeaderMap) -> Result<Option<bool>, Problem> {
+    match text(headers, "x-statehold-reference")? {
+        None => Ok(None),
+        Some("1") => Ok(Some(true)),
+        Some("0") => Ok(Some(false)),
+        Some(_) => {
+            let detail = "`x-statehold-reference` is 1, for a reference with the answer, or 0";
+            Err(Problem::new(Code::BadHeader, detail))
+        }
     }
 }
 

@@ -25,6 +25,7 @@ static SURFACE: ChatSurface = ChatSurface {
     new_session: "`POST /conversations`, and chat in the conversation that it answers with",
     session: "the id in the path",
     agent: "ums.agent",
+    has_debug: false,
 };
 
 /// The first segments of the paths of other surfaces.

@@ -30,6 +30,26 @@ pub(super) struct RemoteSession {
     pub(super) rewind: u64,
 }
 
+/// What becomes of the state and the tool calls of a reply.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ReplyUse {
+    /// Store the state for the next call.
+    pub(super) keeps_state: bool,
+    /// Give the state to the caller, who keeps the conversation. The surface seals it.
+    pub(super) tells_state: bool,
+    /// Give the requested tool calls to the caller, who runs them.
+    pub(super) tells_calls: bool,
+}
+
+/// The `data` of an answer whose caller keeps the conversation.
+#[derive(Serialize)]
+struct CallerData<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<&'a [Value]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'a Raw>,
+}
+
 /// Recorded reply of the agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct AgentReply {
@@ -113,13 +133,11 @@ impl AgentReply {
         })
     }
 
-    /// Builds the turn's answer. `gives_back`: store the state for the next call. `tells_calls`:
-    /// include the requested tool calls for the caller.
+    /// Builds the turn's answer.
     pub(super) async fn into_answer(
         self,
         spec: &AgentSpec,
-        gives_back: bool,
-        tells_calls: bool,
+        reply_use: ReplyUse,
     ) -> Result<TurnAnswer, TurnError> {
         let reply = self;
         let was_recreated = reply.notes.iter().any(|note| note.name == RECREATED);
@@ -131,17 +149,17 @@ impl AgentReply {
         let annotations = [(RECREATED, was_recreated), ("refusal", is_refusal)];
         let annotations: BTreeMap<&str, bool> =
             annotations.into_iter().filter(|(_, is)| *is).collect();
-        let calls = (!reply.tool_calls.is_empty())
-            .then(|| serde_json::json!({ "tool_calls": reply.tool_calls }));
-        let message = AgentMessage {
+        let mut message = AgentMessage {
             attachments: usable_attachments(&reply.attachments),
             annotations: (!annotations.is_empty()).then(|| raw(&annotations)),
-            data: calls.as_ref().filter(|_| tells_calls).map(raw),
             ..AgentMessage::plain(text)
         };
+        let calls = Some(reply.tool_calls.as_slice()).filter(|calls| !calls.is_empty());
         let mut notes = reply.notes;
-        let untold = calls.filter(|_| !tells_calls);
-        notes.extend(untold.map(|calls| TraceNote::new("tool_calls", &calls)));
+        if let Some(untold) = calls.filter(|_| !reply_use.tells_calls) {
+            let calls = BTreeMap::from([("tool_calls", untold)]);
+            notes.push(TraceNote::new("tool_calls", &calls));
+        }
         let mut kept = StateNote {
             state: reply.state,
             attachments: reply.attachments,
@@ -166,6 +184,12 @@ impl AgentReply {
                 }
             }
         }
+        let data = CallerData {
+            tool_calls: calls.filter(|_| reply_use.tells_calls),
+            state: kept.state.as_ref().filter(|_| reply_use.tells_state),
+        };
+        let tells_any = data.tool_calls.is_some() || data.state.is_some();
+        message.data = tells_any.then(|| raw(&data));
         let shared = reply.shared_context.as_deref();
         let ExportedState {
             mut values,
@@ -173,7 +197,7 @@ impl AgentReply {
         } = shared::export_values(&spec.export, shared, kept.state.as_deref());
         values.extend(reply.temp);
         notes.extend(left_out);
-        if gives_back {
+        if reply_use.keeps_state {
             notes.extend(kept.note());
         }
         Ok(TurnAnswer {

@@ -12,12 +12,13 @@ use statehold_core::ids::{ItemId, SessionId};
 use statehold_core::item::CallOutcome;
 use statehold_engine::bodies::Raw;
 
-use super::agent_reply::{AgentReply, RemoteSession};
+use super::agent_reply::{AgentReply, RemoteSession, ReplyUse};
 use super::briefing::Briefing;
 use super::call_headers::{self, SessionHeader};
 use super::conversation_record::{self, ConversationLocks, ConversationRecord};
 use super::exchange;
 use super::pause::{self, DecisionDelivery, RemotePause};
+use super::raw_object::RawObject;
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
 use super::{RECREATED, is_conversation_lost, not_prepared, reason_note, turn_failure};
@@ -117,11 +118,15 @@ impl OpenaiAgent {
         if agent_reply.pause()?.is_some() {
             return Err(pause_untracked());
         }
-        let gives_back = matches!(mode, MemoryMode::Local);
-        let tells_calls = has_tools(&run.input);
-        agent_reply
-            .into_answer(&run.spec, gives_back, tells_calls)
-            .await
+        let passed = CallerHistory::of(run.input.data.as_ref());
+        let passed = passed.and_then(|caller| caller.passthrough);
+        let reply_use = ReplyUse {
+            keeps_state: matches!(mode, MemoryMode::Local),
+            tells_state: passed.is_some(),
+            // The answer has tool calls only if the caller offered tools.
+            tells_calls: passed.is_some_and(|passed| passed.contains_key("tools")),
+        };
+        agent_reply.into_answer(&run.spec, reply_use).await
     }
 
     /// Executes a turn of an agent that stores a session. One turn at a time: concurrent turns would
@@ -171,7 +176,9 @@ impl OpenaiAgent {
                 remote = used.clone();
             }
             let Some(paused) = paused else {
-                return agent_reply.into_answer(&run.spec, false, false).await;
+                return agent_reply
+                    .into_answer(&run.spec, ReplyUse::default())
+                    .await;
             };
             decisions = open_holds(run, &paused).await?;
         }
@@ -305,7 +312,7 @@ async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
     let past = PastExchanges::read(&run.request).await?;
     let first = past.first_data();
     let rules = StateRules::of(&run.spec);
-    let restored = match rules {
+    let restored = match rules.clone() {
         None => exchange::restore(&past, None),
         // Validating large states against schemas is slow, so do it off the async threads.
         Some(rules) => {
@@ -322,8 +329,16 @@ async fn prepare_restored(run: &AgentRun) -> Result<PreparedCall, TurnError> {
         let first = CallerHistory::of(first.as_ref()).filter(|_| !restored.is_cut);
         first.filter(|caller| caller.passthrough.is_none())
     };
-    let caller = caller.unwrap_or_default();
-    let bring = exchange::from_caller(caller.history);
+    let mut caller = caller.unwrap_or_default();
+    let history = std::mem::take(&mut caller.history);
+    let bring = match rules {
+        None => exchange::from_caller(history, None),
+        Some(rules) => {
+            let work = move || exchange::from_caller(history, Some(&rules));
+            let brought = tokio::task::spawn_blocking(work).await;
+            brought.map_err(|_| not_prepared())?
+        }
+    };
     let mut messages = bring.messages;
     messages.extend(restored.messages);
     let mut notes = restored.notes;
@@ -462,13 +477,6 @@ fn unknown_or_failed(error: &EndpointError) -> TurnError {
     error.turn_failure(message)
 }
 
-/// Whether the caller offered tools. Only then may the answer contain tool calls.
-fn has_tools(input: &AgentMessage) -> bool {
-    let caller = CallerHistory::of(input.data.as_ref());
-    let passthrough = caller.and_then(|caller| caller.passthrough);
-    passthrough.is_some_and(|passthrough| passthrough.contains_key("tools"))
-}
-
 fn pause_untracked() -> TurnError {
     let message = "the agent waits for a person, and nothing can be told to it later because it keeps no \
                    session for us; declare it with memory = \"track\", and call it with a session";
@@ -477,7 +485,8 @@ fn pause_untracked() -> TurnError {
 
 impl CallerHistory {
     fn of(data: Option<&Raw>) -> Option<Self> {
-        let caller: Value = serde_json::from_str(data?.get()).ok()?;
+        // States of agents in it may have numbers that only their agents can read.
+        let caller = RawObject::parse(data?)?;
         let is_brought = caller.get("history").is_some() || caller.get("passthrough").is_some();
         if !is_brought {
             return None;

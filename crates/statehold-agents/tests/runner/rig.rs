@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 use statehold_agents::runner::{ConversationReader, Runner, RunnerOptions, StepHook};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatSessions, FinalAnswer, RouterSpec, Routing, RoutingRule,
+    AgentBook, AgentKind, AgentSpec, CallerTrust, ChatSessions, FinalAnswer, RouterSpec, Routing,
+    RoutingRule,
 };
 use statehold_core::command::{Command, Output, StartRequest, StatePatch};
 use statehold_core::digest::Digest;
@@ -46,6 +47,8 @@ pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
         timeout: Duration::from_secs(10),
         retries: 0,
         sessions: ChatSessions::None,
+        caller_history: CallerTrust::default(),
+        references: false,
         digest: Digest::sha256(text.as_bytes()),
     })
 }

@@ -71,8 +71,8 @@ impl Scene {
         let (call, session) = (self.rig.call(), self.session);
         let (agent, text) = (name(self.agent), text.to_owned());
         async move {
-            let own = turn::agent_of_session(&engine, &call.caller, session).await?;
-            assert_eq!(own, agent);
+            let own = turn::named_session(&engine, &call.caller, session).await?;
+            assert_eq!(own.agent, agent);
             said(&engine, &log, (call, session, agent.as_str()), text).await
         }
     }
@@ -137,7 +137,10 @@ async fn said(
     let snapshot = opened.handle.outcome(deadline, &OwnMemory).await?;
     log.receipt(&opened.handle, false, &snapshot).confirm();
     let via = snapshot.account.via.join(",");
-    Ok(format!("{via}: {}", snapshot.reply(false).text))
+    Ok(format!(
+        "{via}: {}",
+        snapshot.reply(turn::ReplyParts::default()).text
+    ))
 }
 
 async fn echo() -> FakeService {

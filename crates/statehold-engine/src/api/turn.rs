@@ -30,7 +30,7 @@ use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
 
 use self::pause_text::{approval_reminder, question_reminder};
-use self::recall::{Recall, RecalledSession};
+use self::recall::{FoundBy, Recall, RecalledSession, with_note};
 use self::search::TurnSearch;
 use super::item::write::output;
 use super::json::{Raw, raw_text};
@@ -49,15 +49,15 @@ use crate::locks::KeyLock;
 
 pub use super::hold::TurnDecision;
 pub use account::{TokenUsage, TurnAccount};
-pub use agent_reply::AgentReply;
+pub use agent_reply::{AgentReply, ReplyParts};
 pub use debug::TurnDebug;
 pub use delivery::{DeliveryLog, DeliveryReceipt};
 pub use earlier::EarlierAnswer;
 use earlier::EarlierTurn;
 pub use follow::{FailedTurn, TurnEvent, TurnFollower, TurnSnapshot};
 pub use pause_text::pause_text;
-pub use recall::{CarriedMessage, Conversation};
-pub use session::{agent_of_session, stateless_session};
+pub use recall::{CarriedMessage, CarriedPlace, Conversation, SessionReference};
+pub use session::{NamedSession, named_session, replacing_call, stateless_session};
 
 /// The most holds that one call decides.
 const DECISIONS_MAX: usize = 64;
@@ -321,7 +321,7 @@ pub async fn open_turn_in_recalled_session(
     // Reading and comparing sessions ends with the call; only what it changes goes on without it.
     let permit = engine.inner().session_searches.line_up(&call.caller, 1);
     let permit = permit.await;
-    let place = recall.find().await.map_err(|error| (error, None))?;
+    let (place, found_by) = recall.find().await.map_err(|error| (error, None))?;
     drop(permit);
     let (own, log) = (engine.clone(), Arc::clone(log));
     let work = async move {
@@ -341,16 +341,24 @@ pub async fn open_turn_in_recalled_session(
             RecalledSession::New => Ok(None),
         };
         let known = known.map_err(|error| (error, None))?;
-        let (session, context) = if let Some(session) = known {
-            (session, None)
+        let (session, context, found_by) = if let Some(session) = known {
+            (session, None, found_by)
         } else {
             let created = sessions::create(&own, &call, new).await;
             drop(new_user);
-            let session = created.map_err(|error| (error, None))?.view.id;
-            (session, conversation.context)
+            let created = created.map_err(|error| (error, None))?;
+            let context = conversation.context;
+            let found_by = if created.replayed {
+                FoundBy::Session
+            } else {
+                FoundBy::without_session(context.as_ref())
+            };
+            (created.view.id, context, found_by)
         };
         let mut input = input(session);
-        input.message.data = input.message.data.or(context);
+        let note = conversation.place.note(found_by);
+        let data = input.message.data.or(context);
+        input.message.data = with_note(data, note);
         let opened = open_turn(&own, &log, input, Vec::new()).await;
         drop(lock);
         opened.map_err(|error| (error, Some(session)))

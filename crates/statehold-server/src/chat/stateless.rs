@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use statehold_agents::scratch::ScratchEngine;
-use statehold_agents::spec::{AgentBook, AgentKind};
+use statehold_agents::spec::{AgentBook, AgentKind, CallerTrust};
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
@@ -16,7 +16,7 @@ use statehold_engine::api::turn::{
 };
 use statehold_engine::{Call, Caller, Share, Shares};
 
-use super::{ChatCall, ChatSurface, ChatTurn, config_of, is_hosted};
+use super::{ChatCall, ChatSurface, ChatTurn, TurnExtras, config_of, is_hosted};
 use crate::http::call::App;
 use crate::http::problem::{Code, Problem};
 
@@ -162,6 +162,7 @@ impl ChatCall {
             open,
             scratch: Some(scratch),
             is_hosted: is_hosted(app, agent),
+            extras: TurnExtras::default(),
         };
         let call = self.digest(agent, config);
         if let Some(scratch) = app.failed_calls.find(call, app.engine.now()) {
@@ -214,6 +215,24 @@ pub(crate) fn passes_tools(book: &AgentBook, agent: &Name) -> bool {
     spec.is_some_and(|spec| matches!(spec.kind, AgentKind::Openai(_)))
 }
 
+/// Whether everything that a caller sends reaches the agent: it and every agent below it trust their callers.
+pub(crate) fn trusts_callers(book: &AgentBook, agent: &Name) -> bool {
+    let trusts = |agent: &Name| {
+        let spec = book.agent(agent);
+        spec.is_some_and(|spec| spec.caller_history == CallerTrust::Trusted)
+    };
+    every_agent(book, agent, trusts)
+}
+
+/// The problem for a part of a call that only agents take which trust their callers.
+pub(crate) fn needs_trust(agent: &Name, path: &str) -> Problem {
+    let detail = format!(
+        "`{agent}` takes tools and their results only from callers that it trusts; leave `{path}` out, or set \
+         `caller_history = \"trusted\"` in `[agents.{agent}]` of the configuration"
+    );
+    Problem::new(Code::CallerHistoryUntrusted, detail).with("path", path)
+}
+
 pub(crate) fn agent_needs_session(agent: &Name, surface: &ChatSurface) -> Problem {
     let new_session = surface.new_session;
     let detail = format!("`{agent}` works in sessions; send {new_session}, or the id of a session");
@@ -232,16 +251,25 @@ pub(crate) fn needs_session(surface: &ChatSurface) -> Problem {
 
 /// Whether an agent, or an agent below it, needs a session. An undeclared agent is a worker.
 fn works_in_sessions_only(book: &AgentBook, agent: &Name) -> bool {
+    let works_without = |agent: &Name| {
+        let spec = book.agent(agent);
+        spec.is_some_and(|spec| !spec.kind.needs_session())
+    };
+    !every_agent(book, agent, works_without)
+}
+
+/// Whether something is true of an agent and of every agent below it.
+fn every_agent(book: &AgentBook, agent: &Name, is_so: impl Fn(&Name) -> bool) -> bool {
     let (mut open, mut seen) = (vec![agent], BTreeSet::new());
     while let Some(agent) = open.pop() {
         if !seen.insert(agent) {
             continue;
         }
-        match book.agent(agent).map(|spec| &spec.kind) {
-            None => return true,
-            Some(kind) if kind.needs_session() => return true,
-            Some(kind) => open.extend(kind.coordinated_agents().into_iter().flatten()),
+        if !is_so(agent) {
+            return false;
         }
+        let coordinated = book.agent(agent).map(|spec| spec.kind.coordinated_agents());
+        open.extend(coordinated.flatten().into_iter().flatten());
     }
-    false
+    true
 }

@@ -11,7 +11,7 @@ use http::HeaderMap;
 use sha2::{Digest as _, Sha256};
 use statehold_core::ids::SessionId;
 use statehold_engine::api::turn::{
-    DeliveryReceipt, EarlierAnswer, TurnEvent, TurnFollower, TurnHandle, TurnSnapshot,
+    DeliveryReceipt, EarlierAnswer, ReplyParts, TurnEvent, TurnFollower, TurnHandle, TurnSnapshot,
 };
 use statehold_engine::{EngineError, HoldDetail};
 use tokio::sync::mpsc::Sender;
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use super::refusal::with_session;
 use super::stateless::{ScratchSession, needs_session};
-use super::{ChatSurface, Ending, Preface, reply_of};
+use super::{ChatSurface, Ending, Preface, TurnExtras, reply_of};
 use crate::http::call::{App, CallContext, unauthenticated};
 use crate::http::delivery::BodyPiece;
 use crate::http::problem::Problem;
@@ -69,10 +69,11 @@ pub(crate) struct StreamWriter<F> {
     pub(crate) scratch: Option<Arc<ScratchSession>>,
     /// The words of the surface, for a turn that needs a session.
     pub(crate) surface: &'static ChatSurface,
-    /// Whether the agent may ask for calls of tools that the caller brought.
-    pub(crate) with_calls: bool,
+    /// What the caller gets of the reply.
+    pub(crate) reply_parts: ReplyParts,
     /// Whether the last piece carries the hidden items of the turn.
     pub(crate) wants_debug: bool,
+    pub(crate) extras: TurnExtras,
     /// The session, if a repeat of the call would create another one.
     pub(crate) only_here: Option<SessionId>,
 }
@@ -227,12 +228,21 @@ impl<F: TurnFormat> StreamWriter<F> {
         if is_paused && self.scratch.is_some() {
             return Err(needs_session(self.surface).into());
         }
-        let answer = reply_of(&snapshot, self.with_calls, &self.base);
+        let mut answer = reply_of(&snapshot, self.reply_parts, &self.base);
+        let carries = (snapshot.revision, answer.state.take());
         let debug = match self.wants_debug {
             true => Some(self.turn.debug(&self.asked.caller, &snapshot).await?),
             false => None,
         };
-        let ending = Ending::of(snapshot, self.reminder.take(), answer, debug);
+        let mut ending = Ending::of(snapshot, self.reminder.take(), answer);
+        ending.debug = debug;
+        let (turn, extras) = (&self.turn, std::mem::take(&mut self.extras));
+        extras.complete(
+            &self.app,
+            (turn, self.scratch.is_none()),
+            carries,
+            &mut ending,
+        );
         let text = ending.answer.text.as_str();
         let rest = match self.drafted.rest_of(text) {
             Some(rest) if !is_paused || self.drafted.is_empty() => Cow::Borrowed(rest),

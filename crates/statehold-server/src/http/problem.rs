@@ -113,6 +113,7 @@ codes! {
     AgentNeedsSession = 422 "agent_needs_session" "The agent requires a session";
     NoAnswerer = 422 "no_answerer" "No answerer configured";
     ApprovalNeedsSession = 422 "approval_needs_session" "An approval requires a session";
+    CallerHistoryUntrusted = 422 "caller_history_untrusted" "The agent does not trust its callers";
     ToolsNotSupported = 422 "tools_not_supported" "Tools not supported";
     ParameterNotSupported = 422 "parameter_not_supported" "Parameter not supported";
     TooMany = 429 "too_many" "Too many concurrent calls";

@@ -1,4 +1,5 @@
-//! Sealed handles: page cursors and feed positions that go out to a caller and come back.
+//! Sealed handles: page cursors and feed positions that go out to a caller and come back; and documents that a
+//! caller keeps without reading them.
 //!
 //! A handle is opaque and valid only for the purpose, the caller and the filter it was sealed for. Any
 //! other use gets the same error, so that a caller cannot probe. Expiry, if a handle needs one, belongs in
@@ -15,16 +16,21 @@ use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use data_encoding::BASE64URL_NOPAD;
 use statehold_engine::key_ring::{KeyRing, RingKey, RingKeyId};
 
-/// The longest content that can be sealed. Cursors and positions are far below.
+/// The longest content of a handle. Cursors and positions are far below.
 pub const CONTENT_BYTES_MAX: usize = 4096;
+/// The longest document that can be sealed.
+pub const DOCUMENT_BYTES_MAX: usize = 96 * 1024;
 
 const VERSION: u8 = 1;
 const KEY_ID_BYTES: usize = 4;
 const NONCE_BYTES: usize = 24;
 const TAG_BYTES: usize = 16;
 const HEAD_BYTES: usize = 1 + KEY_ID_BYTES;
-const ENVELOPE_BYTES_MAX: usize = HEAD_BYTES + NONCE_BYTES + CONTENT_BYTES_MAX + TAG_BYTES;
-const TEXT_BYTES_MAX: usize = (ENVELOPE_BYTES_MAX * 4).div_ceil(3);
+
+/// The longest text of sealed content with so many bytes.
+const fn text_bytes_max(content: usize) -> usize {
+    ((HEAD_BYTES + NONCE_BYTES + content + TAG_BYTES) * 4).div_ceil(3)
+}
 
 /// Separates these keys from other keys derived from the same secret.
 const SALT: &str = "statehold handle v1";
@@ -58,6 +64,25 @@ impl Sealer {
             content.len() <= CONTENT_BYTES_MAX,
             "a handle holds a position, not a document"
         );
+        self.sealed(purpose, bound_to, content)
+    }
+
+    /// Seals a document that a caller keeps. None if it has more than [`DOCUMENT_BYTES_MAX`].
+    ///
+    /// # Panics
+    ///
+    /// If the system has no random source.
+    pub(crate) fn seal_document(
+        &self,
+        purpose: &str,
+        bound_to: &[&str],
+        content: &[u8],
+    ) -> Option<String> {
+        let fits = content.len() <= DOCUMENT_BYTES_MAX;
+        fits.then(|| self.sealed(purpose, bound_to, content))
+    }
+
+    fn sealed(&self, purpose: &str, bound_to: &[&str], content: &[u8]) -> String {
         let mut nonce = [0; NONCE_BYTES];
         getrandom::fill(&mut nonce).expect("the system has a random source");
         let key = self.ring.newest();
@@ -68,7 +93,7 @@ impl Sealer {
         };
         let ciphertext = cipher(&key, purpose)
             .encrypt(&XNonce::from(nonce), payload)
-            .expect("a short content can always be encrypted");
+            .expect("so short a content can always be encrypted");
 
         let mut envelope = Vec::with_capacity(HEAD_BYTES + NONCE_BYTES + ciphertext.len());
         envelope.extend_from_slice(&head);
@@ -83,7 +108,30 @@ impl Sealer {
     ///
     /// [`BadHandle`] for any other handle, without a reason, so that a caller cannot probe.
     pub fn open(&self, purpose: &str, bound_to: &[&str], text: &str) -> Result<Vec<u8>, BadHandle> {
-        if text.len() > TEXT_BYTES_MAX {
+        self.opened(purpose, bound_to, (text, CONTENT_BYTES_MAX))
+    }
+
+    /// Returns a document that was sealed for exactly this purpose and `bound_to`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub(crate) fn open_document(
+        &self,
+        purpose: &str,
+        bound_to: &[&str],
+        text: &str,
+    ) -> Result<Vec<u8>, BadHandle> {
+        self.opened(purpose, bound_to, (text, DOCUMENT_BYTES_MAX))
+    }
+
+    fn opened(
+        &self,
+        purpose: &str,
+        bound_to: &[&str],
+        (text, bytes_max): (&str, usize),
+    ) -> Result<Vec<u8>, BadHandle> {
+        if text.len() > text_bytes_max(bytes_max) {
             return Err(BadHandle);
         }
         // This encoding has one spelling per value: trailing bits must be zero, and neither padding

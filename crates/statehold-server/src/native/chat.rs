@@ -16,7 +16,8 @@ use statehold_engine::api::json::{Raw, raw_bytes, to_body};
 use statehold_engine::api::schema::{Content, LabelText};
 use statehold_engine::api::session::SessionInput;
 use statehold_engine::api::turn::{
-    EarlierAnswer, TokenUsage, TurnDebug, UserMessage, agent_of_session,
+    CarriedMessage, CarriedPlace, Conversation, EarlierAnswer, TokenUsage, TurnDebug, UserMessage,
+    named_session,
 };
 use statehold_engine::bodies::AttachmentBody;
 use utoipa::ToSchema;
@@ -220,6 +221,9 @@ struct ChatOut<'a> {
     task_id: Option<TaskId>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_id: Option<RequestId>,
+    /// The expired session that the call named: this one began in its place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replaced: Option<SessionId>,
     /// The agents that were asked on the way.
     via: &'a [String],
     /// The open holds of a paused turn.
@@ -359,9 +363,24 @@ async fn open_in_session(
     if let Some(id) = &conversation.id {
         // A text that is no id names no session.
         let session = id.parse().map_err(|_| Problem::not_found())?;
-        let own = agent_of_session(&app.engine, &call.asked.caller, session).await?;
-        let agent = call.declared(&book, named.unwrap_or(own.as_str()), Some(&own))?;
+        let own = named_session(&app.engine, &call.asked.caller, session).await?;
+        let agent = named.unwrap_or(own.agent.as_str());
+        let agent = call.declared(&book, agent, Some(&own.agent))?;
         conversation.require_nothing_new()?;
+        if let Some(user) = own.expired_of.as_deref().filter(|_| call.may_replace()) {
+            let alone = Conversation {
+                agent: agent.clone(),
+                earlier: Vec::new(),
+                message: CarriedMessage::by_user(&message.text, &message.files),
+                context: None,
+                key: call.asked.key_of("", &[]).map(|key| key.key),
+                arrived: call.arrived,
+                place: CarriedPlace::Expired(session),
+            };
+            let expired = (session, &own, user);
+            let turn = call.open_in_place_of(app, expired, alone, (&agent, message), known);
+            return Box::pin(turn).await;
+        }
         let turn = call.open_in_session(app, session, (&agent, message), Vec::new());
         return turn.await;
     }
@@ -471,6 +490,7 @@ impl AnswerWriter {
             session_id: ids.map(|ids| ids.session),
             task_id: ids.map(|ids| ids.task),
             request_id: ids.map(|ids| ids.request),
+            replaced: self.head.replaced,
             via: &ending.account.via,
             holds: ending.holds.iter().map(HoldView::of).collect(),
             usage: ending.account.usage,

@@ -3,8 +3,6 @@
 //! Unknown fields are ignored: OpenAI's clients keep adding new ones. Fields that ask for an unsupported
 //! feature are refused by name, so that no feature is silently missing.
 
-use std::collections::BTreeMap;
-
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use statehold_engine::api::json::{Raw, raw_bytes, to_body};
@@ -13,6 +11,7 @@ use statehold_engine::bodies::{PartBody, text_of};
 use utoipa::ToSchema;
 
 use super::files::{AttachmentIn, FileIn, ImageIn};
+use crate::chat::CarriedText;
 use crate::http::problem::{Code, Problem};
 
 /// The most messages of one call.
@@ -129,7 +128,16 @@ pub(crate) struct ChatMessageIn {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ChatMessageFiles)]
 pub(crate) struct CustomIn {
-    attachments: Option<Vec<AttachmentIn>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) attachments: Option<Vec<AttachmentIn>>,
+}
+
+/// A message that claims to be earlier: what is malformed in it beside role and content is left out.
+#[derive(Debug, Deserialize)]
+struct EarlierIn {
+    role: String,
+    content: Option<Raw>,
+    custom_content: Option<Raw>,
 }
 
 /// The signs of a message about tools that the caller runs.
@@ -197,14 +205,37 @@ impl ChatIn {
         self.tools.as_ref().is_some_and(|tools| !tools.is_empty())
     }
 
+    /// Whether the caller brings functions in the old form.
+    pub(crate) fn has_functions(&self) -> bool {
+        self.functions.as_ref().is_some_and(|list| !list.is_empty())
+    }
+
+    /// The reference of the newest answer that has one, and whether nothing was said between it and the new message.
+    pub(crate) fn reference(&self) -> Option<(String, bool)> {
+        let earlier = self.messages.len().saturating_sub(1);
+        let mut is_last = true;
+        for message in self.messages[..earlier].iter().rev() {
+            let Ok(message) = serde_json::from_str::<EarlierIn>(message.get()) else {
+                continue;
+            };
+            let custom = message
+                .custom_content
+                .filter(|_| message.role == "assistant");
+            if let Some(CarriedText::Reference(text)) = custom.and_then(|it| CarriedText::of(&it)) {
+                return Some((text, is_last));
+            }
+            is_last &= !matches!(message.role.as_str(), "user" | "assistant");
+        }
+        None
+    }
+
     /// Whether the caller runs tools itself: it brings some, or has called one before.
     pub(crate) fn carries_tools(&self) -> bool {
-        let has_functions = self.functions.as_ref().is_some_and(|list| !list.is_empty());
         let is_about_tools = |message: &Raw| {
             let read = serde_json::from_str::<ToolMarks>(message.get());
             read.is_ok_and(|marks| marks.has_any())
         };
-        self.has_tools() || has_functions || self.messages.iter().any(is_about_tools)
+        self.has_tools() || self.has_functions() || self.messages.iter().any(is_about_tools)
     }
 
     /// The messages of user and assistant before the last one, and the same for an agent that does not know
@@ -213,8 +244,19 @@ impl ChatIn {
         let (mut carried, mut context) = (Vec::new(), Vec::new());
         let earlier = self.messages.len().saturating_sub(1);
         for message in &self.messages[..earlier] {
-            let Ok(mut message) = serde_json::from_str::<ChatMessageIn>(message.get()) else {
+            let Ok(EarlierIn {
+                role,
+                content,
+                custom_content,
+            }) = serde_json::from_str(message.get())
+            else {
                 continue;
+            };
+            let custom = custom_content.and_then(|custom| serde_json::from_str(custom.get()).ok());
+            let mut message = ChatMessageIn {
+                role,
+                content,
+                custom_content: custom,
             };
             let UserMessage { text, files, .. } = message.readable_parts();
             match message.role.as_str() {
@@ -283,59 +325,6 @@ impl ChatIn {
 fn not_supported(name: &str) -> Problem {
     let detail = format!("`{name}` asks for something that agents here do not do; leave it out");
     Problem::new(Code::ParameterNotSupported, detail).with("path", name)
-}
-
-/// Parameters that are passed on to a chat service.
-const PASSED: &[&str] = &[
-    "frequency_penalty",
-    "function_call",
-    "functions",
-    "logit_bias",
-    "max_completion_tokens",
-    "max_tokens",
-    "parallel_tool_calls",
-    "prediction",
-    "presence_penalty",
-    "reasoning_effort",
-    "response_format",
-    "seed",
-    "stop",
-    "temperature",
-    "tool_choice",
-    "tools",
-    "top_p",
-    "verbosity",
-];
-
-/// The conversation of a call without a session, as the caller sent it, and the parameters to pass on.
-#[derive(Debug, Serialize)]
-pub(crate) struct CallerMessages<'a> {
-    /// The messages before the last, as they were sent.
-    history: &'a [Raw],
-    /// The last message as it was sent, if it is more than the text of a user.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    last: Option<&'a Raw>,
-    passthrough: BTreeMap<String, Raw>,
-}
-
-impl<'a> CallerMessages<'a> {
-    pub(crate) fn of(chat: &'a ChatIn, body: &[u8], passes: bool, is_plain: bool) -> Self {
-        let mut passthrough: BTreeMap<String, Raw> = BTreeMap::new();
-        if passes {
-            passthrough = serde_json::from_slice(body).unwrap_or_default();
-            passthrough
-                .retain(|name, value| PASSED.contains(&name.as_str()) && value.get() != "null");
-        }
-        let (last, history) = chat
-            .messages
-            .split_last()
-            .map_or((None, &[][..]), |(l, h)| (Some(l), h));
-        Self {
-            history,
-            last: last.filter(|_| !is_plain),
-            passthrough,
-        }
-    }
 }
 
 impl ChatMessageIn {

@@ -1,5 +1,7 @@
 //! The answer to a chat call: one completion, or its chunks.
 
+use std::collections::BTreeSet;
+
 use http::HeaderMap;
 use serde::Serialize;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
@@ -55,12 +57,17 @@ struct CompletionMessage<'a> {
     custom_content: Option<CustomOut<'a>>,
 }
 
-/// Files that go with an answer.
+/// Files that go with an answer, and what the client carries until its next call.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ChatFiles)]
 struct CustomOut<'a> {
-    #[schema(value_type = Vec<serde_json::Value>)]
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    #[schema(value_type = Vec<serde_json::Value>, required = false)]
     attachments: &'a [Raw],
+    /// Send it back with the message, as it is: only this server reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    state: Option<&'a Raw>,
 }
 
 /// The ids of the turn, for clients that read only metadata.
@@ -98,6 +105,14 @@ pub(crate) struct StateholdOut {
     /// What the turn did behind its answer, with `x-statehold-debug: 1`.
     #[serde(skip_serializing_if = "Option::is_none")]
     debug: Option<TurnDebug>,
+    /// The expired session that the call named: this one began in its place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replaced: Option<SessionId>,
+    /// Parts of the messages that did not reach an agent that does not trust its callers: `system`, `developer`,
+    /// `tool`, `state`, `malformed`; and `agent_state`, if its own state is too long to be carried.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(value_type = Vec<String>, required = false)]
+    left_out: BTreeSet<&'static str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -157,7 +172,9 @@ fn finish_reason(ending: &Ending) -> &'static str {
 
 fn custom(ending: &Ending) -> Option<CustomOut<'_>> {
     let attachments = ending.answer.attachments.as_slice();
-    (!attachments.is_empty()).then_some(CustomOut { attachments })
+    let state = ending.carried.as_ref();
+    let is_empty = attachments.is_empty() && state.is_none();
+    (!is_empty).then_some(CustomOut { attachments, state })
 }
 
 /// The fields that all chunks of one answer share.
@@ -168,6 +185,7 @@ pub(crate) struct CompletionWriter {
     model: String,
     /// The ids of the turn. None for a call without a session.
     ids: Option<MetadataOut>,
+    replaced: Option<SessionId>,
     with_usage: bool,
 }
 
@@ -183,7 +201,17 @@ impl CompletionWriter {
                 task: ids.task,
                 request: ids.request,
             }),
+            replaced: head.replaced,
             with_usage,
+        }
+    }
+
+    /// The fields at the end of an answer.
+    fn ended(&self, ending: &Ending, earlier: Vec<EarlierAnswer>) -> StateholdOut {
+        StateholdOut {
+            left_out: ending.left_out.clone(),
+            debug: ending.debug.clone(),
+            ..self.statehold(ending.account.via.clone(), &ending.holds, earlier)
         }
     }
 
@@ -203,6 +231,8 @@ impl CompletionWriter {
             holds: holds.iter().map(HoldView::of).collect(),
             earlier,
             debug: None,
+            replaced: self.replaced,
+            left_out: BTreeSet::new(),
         }
     }
 
@@ -211,7 +241,6 @@ impl CompletionWriter {
         let text = std::mem::take(&mut ending.answer.text);
         let text = ending.preface.before(text);
         let earlier = std::mem::take(&mut ending.preface.earlier);
-        let debug = ending.debug.take();
         let ending = &ending;
         let tool_calls = ending.answer.tool_calls.as_deref();
         to_body(&CompletionOut {
@@ -231,10 +260,7 @@ impl CompletionWriter {
             }],
             usage: ending.account.usage,
             metadata: self.ids,
-            statehold: StateholdOut {
-                debug,
-                ..self.statehold(ending.account.via.clone(), &ending.holds, earlier)
-            },
+            statehold: self.ended(ending, earlier),
         })
     }
 
@@ -303,10 +329,7 @@ impl CompletionWriter {
             ..CompletionDelta::default()
         };
         let earlier = ending.preface.earlier.clone();
-        let statehold = StateholdOut {
-            debug: ending.debug.clone(),
-            ..self.statehold(ending.account.via.clone(), &ending.holds, earlier)
-        };
+        let statehold = self.ended(ending, earlier);
         self.chunk(delta, Some(finish_reason(ending)), Some(statehold))
     }
 }

@@ -5,7 +5,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::Deserialize;
 use statehold_core::ids::SessionId;
-use statehold_engine::api::turn::agent_of_session;
+use statehold_engine::api::turn::named_session;
 
 use super::SURFACE;
 use super::chunk::ConversationWriter;
@@ -63,7 +63,9 @@ async fn serve(
 /// Finds or starts the turn. The agent of the conversation answers.
 async fn open(app: &App, call: &ChatCall, message: ChatMessageIn) -> Result<ChatTurn, Problem> {
     let session: SessionId = call.asked.id("conversation")?;
-    let agent = agent_of_session(&app.engine, &call.asked.caller, session).await?;
+    let agent = named_session(&app.engine, &call.asked.caller, session)
+        .await?
+        .agent;
     if message.role != "user" {
         let detail = "`message` must have the role `user`: the service keeps all others";
         return Err(Problem::invalid(detail).with("path", "message.role"));

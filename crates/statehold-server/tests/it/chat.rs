@@ -12,6 +12,8 @@ mod new_users;
 mod pauses;
 mod questions;
 mod recalled;
+mod references;
+mod replaced;
 mod stateless;
 mod streams;
 mod turns;
@@ -26,8 +28,8 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatMemory, ChatSessions, ConversationsSpec, FinalAnswer,
-    OpenaiSpec, RouterSpec, Routing,
+    AgentBook, AgentKind, AgentSpec, CallerTrust, ChatMemory, ChatSessions, ConversationsSpec,
+    FinalAnswer, OpenaiSpec, RouterSpec, Routing,
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -59,6 +61,8 @@ pub(crate) fn agent(text: &str, kind: AgentKind, sessions: ChatSessions) -> (Nam
         timeout: Duration::from_secs(5),
         retries: 0,
         sessions,
+        caller_history: CallerTrust::default(),
+        references: false,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))
@@ -77,24 +81,30 @@ fn router(agents: &[&str]) -> AgentKind {
 
 /// Agents of each kind. `helper` is a worker whose calls without a session get one.
 fn book() -> Arc<AgentBook> {
-    let service = AgentKind::Openai(Arc::new(OpenaiSpec {
+    let service = Arc::new(OpenaiSpec {
         base_url: "http://127.0.0.1:1/v1".to_owned(),
         model: "service".to_owned(),
         credential: None,
         headers: Vec::new(),
         memory: ChatMemory::Restore,
-    }));
+    });
+    let service = || AgentKind::Openai(Arc::clone(&service));
     let archive = AgentKind::Conversations(Arc::new(ConversationsSpec {
         base_url: "http://127.0.0.1:1".to_owned(),
         credential: None,
         headers: Vec::new(),
     }));
+    let mut trusting = agent("service", service(), ChatSessions::None);
+    Arc::get_mut(&mut trusting.1)
+        .expect("nobody else has it yet")
+        .caller_history = CallerTrust::Trusted;
     let agents = [
         agent("helper", AgentKind::Worker, ChatSessions::Auto),
         agent("boss", AgentKind::Worker, ChatSessions::Auto),
         agent("strict", AgentKind::Worker, ChatSessions::Explicit),
         agent("quiet", AgentKind::Worker, ChatSessions::None),
-        agent("service", service, ChatSessions::None),
+        trusting,
+        agent("guarded", service(), ChatSessions::None),
         agent("desk", router(&["service"]), ChatSessions::None),
         agent("team", router(&["desk", "quiet"]), ChatSessions::None),
         agent("archive", archive, ChatSessions::None),

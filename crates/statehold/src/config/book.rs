@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ConversationsSpec, LlmSpec, ModelSpec, OpenaiSpec,
-    StateAccess, ToolServerSpec, ToolTransport,
+    AgentBook, AgentKind, AgentSpec, CallerTrust, ConversationsSpec, LlmSpec, ModelSpec,
+    OpenaiSpec, StateAccess, ToolServerSpec, ToolTransport,
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -229,6 +229,12 @@ impl ConfigReader<'_> {
         declaration
             .sessions
             .take_if(|sessions| *sessions == default);
+        let caller_history = declaration.caller_history.unwrap_or_default();
+        declaration
+            .caller_history
+            .take_if(|trust| *trust == CallerTrust::default());
+        let references = declaration.references == Some(true);
+        declaration.references.take_if(|is_on| !*is_on);
         Some(AgentSpec {
             name: name.clone(),
             description: declaration.description.clone().map(Into::into),
@@ -248,6 +254,8 @@ impl ConfigReader<'_> {
             timeout: timeout(declaration.timeout_seconds),
             retries: retries(declaration.retries),
             sessions,
+            caller_history,
+            references,
             digest: self.digest(name, agent, kind, &declaration),
             kind: built,
         })

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use statehold_agents::spec::{
-    ChatMemory, ChatSessions, HistoryAccess, LoopLimitPolicy, PhaseErrorPolicy, PhaseInput,
-    ThinkingMode,
+    CallerTrust, ChatMemory, ChatSessions, HistoryAccess, LoopLimitPolicy, PhaseErrorPolicy,
+    PhaseInput, ThinkingMode,
 };
 use statehold_core::name::Name;
 use statehold_core::scope::Scope;
@@ -98,6 +98,8 @@ pub(crate) struct AgentDeclaration {
     pub(super) base_url: Option<ServiceUrl>,
     /// The agents that a worker's keys may call below its requests.
     pub(super) calls: Option<Vec<Name>>,
+    /// How far it trusts the callers that keep its conversation.
+    pub(super) caller_history: Option<CallerTrust>,
     pub(super) close_on: Option<CloseOn>,
     pub(super) context: Option<ContextWord>,
     pub(super) data_agent: Option<DataAgentName>,
@@ -127,6 +129,8 @@ pub(crate) struct AgentDeclaration {
     pub(super) phases: Option<Vec<PhaseTable>>,
     pub(super) prompt: Option<NonEmptyText>,
     pub(super) prompt_file: Option<PathBuf>,
+    /// Whether the answers of its sessions carry a reference to their place.
+    pub(super) references: Option<bool>,
     pub(super) retries: Option<RetryCount>,
     pub(super) route_by: Option<RouteBy>,
     pub(super) routing_prompt: Option<NonEmptyText>,
@@ -263,13 +267,17 @@ pub(super) struct LoopTable {
 use DeclaredKind::{Analytics, Conversations, Llm, Mcp, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 50] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 52] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_from", &[Pipeline]),
     ("answer_prompt", &[Router]),
     ("arguments", &[Mcp]),
     ("base_url", &[Openai, Conversations, Analytics]),
+    (
+        "caller_history",
+        &[Openai, Analytics, Mcp, Llm, Router, Pipeline],
+    ),
     ("calls", &[Worker]),
     ("close_on", &DeclaredKind::ALL),
     ("context", &[Analytics]),
@@ -303,6 +311,7 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 50] = [
     ("phases", &[Pipeline]),
     ("prompt", &[Llm]),
     ("prompt_file", &[Llm]),
+    ("references", &DeclaredKind::ALL),
     ("retries", &[Openai, Conversations, Analytics, Mcp, Llm]),
     ("route_by", &[Router]),
     ("routing_prompt", &[Router]),

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use regex::Regex;
-use statehold_agents::spec::{AgentKind, AgentSpec, FinalAnswer, RouterSpec, Routing, RoutingRule};
+use statehold_agents::spec::{
+    AgentKind, AgentSpec, CallerTrust, FinalAnswer, RouterSpec, Routing, RoutingRule,
+};
 use statehold_core::digest::Digest;
 use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
 use statehold_core::name::Name;
@@ -66,6 +68,8 @@ fn agent(text: &str, description: &str, kind: AgentKind) -> AgentSpec {
         name: name(text),
         description: Some(description.to_owned()),
         sessions: kind.default_sessions(),
+        caller_history: CallerTrust::default(),
+        references: false,
         kind,
         import: Vec::new(),
         export: Vec::new(),

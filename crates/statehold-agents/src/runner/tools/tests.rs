@@ -20,7 +20,7 @@ use super::super::generation::{Generation, RunnerShared, TurnPermit};
 use super::*;
 use crate::http::HttpPool;
 use crate::message::AgentMessage;
-use crate::spec::{AgentBook, AgentKind, AgentSpec, ChatSessions};
+use crate::spec::{AgentBook, AgentKind, AgentSpec, CallerTrust, ChatSessions};
 use crate::turn::TurnAnswer;
 
 fn name(text: &str) -> Name {
@@ -107,6 +107,8 @@ impl Scene {
             timeout: Duration::from_secs(10),
             retries: 0,
             sessions: ChatSessions::None,
+            caller_history: CallerTrust::default(),
+            references: false,
             digest: Digest::sha256(b"assistant"),
         };
         let turns = Arc::new(Semaphore::new(1));

@@ -18,36 +18,52 @@ pub struct AgentReply {
     pub attachments: Vec<Raw>,
     /// Calls of tools that the caller brought and runs itself.
     pub tool_calls: Option<Vec<Value>>,
+    /// The state of an agent whose caller keeps it, as the agent wrote it.
+    pub state: Option<Raw>,
+}
+
+/// What a caller gets of a reply beside its text and files.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ReplyParts {
+    /// The calls of tools that the caller brought. An agent in a session runs its own tools.
+    pub calls: bool,
+    /// The state of the agent, sealed: only of a call without a session.
+    pub state: bool,
 }
 
 impl AgentReply {
-    /// The reply of a completed request, in the record that ended it. Empty if the reply was erased. Only a
-    /// caller that brings tools gets tool calls: an agent in a session runs its own tools.
-    pub fn of(request: RequestId, finished: Option<&StoredRecord>, with_calls: bool) -> Self {
-        let read = finished.and_then(|stored| Self::read(request, stored, with_calls));
+    /// The reply of a completed request, in the record that ended it. Empty if the reply was erased.
+    pub fn of(request: RequestId, finished: Option<&StoredRecord>, parts: ReplyParts) -> Self {
+        let read = finished.and_then(|stored| Self::read(request, stored, parts));
         read.unwrap_or_default()
     }
 
-    fn read(request: RequestId, stored: &StoredRecord, with_calls: bool) -> Option<Self> {
+    fn read(request: RequestId, stored: &StoredRecord, parts: ReplyParts) -> Option<Self> {
         let events = &stored.record.content.events;
         let item = message_in(events, request, Role::Assistant)?;
         let body: ItemBody = serde_json::from_slice(payload(stored, item.body)?).ok()?;
         let files = item.attachments.iter();
         let files = files.filter_map(|file| Some(raw_bytes(payload(stored, file.body)?)));
-        let data = body.data.filter(|_| with_calls);
+        let data = body.data.as_ref().map(ReplyData::of).unwrap_or_default();
         Some(Self {
             text: body.content.as_deref().map(text_of).unwrap_or_default(),
             attachments: files.collect(),
-            tool_calls: data.as_ref().and_then(tool_calls),
+            tool_calls: Some(data.tool_calls).filter(|calls| parts.calls && !calls.is_empty()),
+            state: data.state.filter(|_| parts.state),
         })
     }
 }
 
-fn tool_calls(data: &Raw) -> Option<Vec<Value>> {
-    #[derive(Deserialize)]
-    struct Data {
-        tool_calls: Vec<Value>,
+/// The `data` of a reply, as far as callers get it.
+#[derive(Default, Deserialize)]
+struct ReplyData {
+    #[serde(default)]
+    tool_calls: Vec<Value>,
+    state: Option<Raw>,
+}
+
+impl ReplyData {
+    fn of(data: &Raw) -> Self {
+        serde_json::from_str(data.get()).unwrap_or_default()
     }
-    let data: Data = serde_json::from_str(data.get()).ok()?;
-    Some(data.tool_calls).filter(|calls| !calls.is_empty())
 }

@@ -7,7 +7,7 @@ use statehold_core::request::RequestOutcome;
 use statehold_store::record_bytes;
 use utoipa::ToSchema;
 
-use super::AgentReply;
+use super::{AgentReply, ReplyParts};
 use crate::answer_memory::ANSWER_PAGE_BYTES;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -73,7 +73,7 @@ impl EarlierTurn {
             (RequestOutcome::Completed, None) => String::new(),
             (RequestOutcome::Completed, Some((session, ended_by, _))) => {
                 let finished = engine.record(session, ended_by).await?;
-                AgentReply::of(request, finished.as_ref(), false).text
+                AgentReply::of(request, finished.as_ref(), ReplyParts::default()).text
             }
         };
         Ok(EarlierAnswer { request, content })

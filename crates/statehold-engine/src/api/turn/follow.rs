@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::account::TurnLedger;
 use super::earlier::EarlierTurn;
-use super::{AgentReply, EarlierAnswer, TurnAccount, TurnHandle};
+use super::{AgentReply, EarlierAnswer, ReplyParts, TurnAccount, TurnHandle};
 use crate::answer_memory::{AnswerMemory, SMALL_PAYLOAD_BYTES, take_unless_small};
 use crate::api::json::{Raw, raw_bytes};
 use crate::background::drafts::DraftReader;
@@ -44,6 +44,8 @@ pub struct TurnSnapshot {
     finished: Option<StoredRecord>,
     /// The requests of the turn, the root first.
     pub(super) requests: Vec<RequestId>,
+    /// The revision that it was read at: the one that ended it, if it has ended.
+    pub revision: u64,
     /// When it started.
     pub started_at: Timestamp,
     /// The open holds of a paused turn, oldest first. Empty while it runs, and when it has ended.
@@ -61,8 +63,8 @@ impl TurnSnapshot {
     }
 
     /// The reply of a turn that has completed. Empty if it has none.
-    pub fn reply(&self, with_calls: bool) -> AgentReply {
-        AgentReply::of(self.request.id(), self.finished.as_ref(), with_calls)
+    pub fn reply(&self, parts: ReplyParts) -> AgentReply {
+        AgentReply::of(self.request.id(), self.finished.as_ref(), parts)
     }
 
     /// Whether the turn waits for people.
@@ -167,6 +169,7 @@ impl TurnHandle {
                 None => None,
             },
             requests: walked.requests,
+            revision: last,
             started_at: walked.started_at.ok_or(EngineError::NotFound)?,
             holds,
             account: walked.account,

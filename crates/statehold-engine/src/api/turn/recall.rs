@@ -7,6 +7,7 @@
 mod client_transcript;
 mod compare;
 mod message;
+mod place;
 
 use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::principal::Principal;
@@ -23,6 +24,8 @@ use crate::guard::rights::Act;
 use crate::read::RequestDetail;
 
 pub use self::message::{CarriedMessage, Conversation};
+pub use self::place::{CarriedPlace, SessionReference};
+pub(super) use self::place::{FoundBy, with_note};
 
 /// How many requests with the message of a client are compared.
 const CANDIDATES_MAX: usize = 32;
@@ -117,13 +120,35 @@ impl Recall<'_> {
         Ok(store.chat_requests(digest, CANDIDATES_MAX).await?)
     }
 
-    /// The session in which the conversation continues.
-    pub(super) async fn find(&self) -> Result<RecalledSession, EngineError> {
+    /// The session in which the conversation continues, and how it was found: by the reference that the call carries,
+    /// if that holds, or by the messages. A reference from before the last messages counts after those.
+    pub(super) async fn find(&self) -> Result<(RecalledSession, FoundBy), EngineError> {
         if let Some(key) = self.conversation.key
             && let Some(session) = self.engine.session_of_key(key).await?
         {
-            return Ok(RecalledSession::Known(session));
+            return Ok((RecalledSession::Known(session), FoundBy::Session));
         }
+        let (reference, is_last) = match &self.conversation.place {
+            CarriedPlace::Reference { reference, is_last } => (Some(reference), *is_last),
+            _ => (None, false),
+        };
+        if let Some(reference) = reference.filter(|_| is_last)
+            && let Some(place) = self.find_referred(reference).await?
+        {
+            return Ok((place, FoundBy::Reference));
+        }
+        let place = self.find_by_messages().await?;
+        if matches!(place, RecalledSession::New)
+            && let Some(reference) = reference.filter(|_| !is_last)
+            && let Some(place) = self.find_referred(reference).await?
+        {
+            return Ok((place, FoundBy::Reference));
+        }
+        Ok((place, FoundBy::Session))
+    }
+
+    /// The session in which the messages of the conversation were said.
+    async fn find_by_messages(&self) -> Result<RecalledSession, EngineError> {
         let mut bytes = 0;
         if let Some(session) = self.find_repeated(&mut bytes).await? {
             return Ok(RecalledSession::Known(session));
@@ -156,8 +181,15 @@ impl Recall<'_> {
             self.compare(&mut search, at, candidates).await?;
         }
         let best = search.best;
-        Ok(match best {
-            Some((_, session, Fit::Head { answered, unheard })) => {
+        Ok(best.map_or(RecalledSession::New, |(_, session, fit)| {
+            self.place_of(session, fit)
+        }))
+    }
+
+    /// The place in a session that a conversation fits.
+    fn place_of(&self, session: SessionId, fit: Fit) -> RecalledSession {
+        match fit {
+            Fit::Head { answered, unheard } => {
                 // An earlier process may have delivered the answer that the client carries, and not those that
                 // it does not carry.
                 if let Some(request) = answered {
@@ -168,9 +200,8 @@ impl Recall<'_> {
                 }
                 RecalledSession::Known(session)
             }
-            Some((_, session, Fit::Past(revision))) => RecalledSession::Fork(session, revision),
-            None => RecalledSession::New,
-        })
+            Fit::Past(revision) => RecalledSession::Fork(session, revision),
+        }
     }
 
     /// Compares the conversation with the sessions of requests, in which the message `at` began that request or a
@@ -227,8 +258,9 @@ impl Recall<'_> {
         bytes: &mut usize,
     ) -> Result<bool, EngineError> {
         let earlier = &self.conversation.earlier;
-        let Some((mut transcript, turn)) =
-            self.transcript(session, request, earlier, bytes).await?
+        let Some((mut transcript, turn)) = self
+            .transcript(session, request, users_in(earlier), bytes)
+            .await?
         else {
             return Ok(false);
         };
@@ -241,23 +273,35 @@ impl Recall<'_> {
         if !follows_same || transcript.is_guess {
             return Ok(false);
         }
+        // A first message repeats another one only if nothing else was said.
+        let may_repeat = has_users || transcript.turns.len() == 1;
+        self.awaits_answer(&mut transcript, turn, may_repeat).await
+    }
+
+    /// Whether the client of the call waits for the answer of a turn: it left after the call arrived, or, if the
+    /// call `may_repeat` the turn, it did not arrive.
+    async fn awaits_answer(
+        &self,
+        transcript: &mut ClientTranscript<'_>,
+        turn: usize,
+        may_repeat: bool,
+    ) -> Result<bool, EngineError> {
         let last = transcript.turns[turn].last;
-        let delivered = self.log.delivered_since(session, self.conversation.arrived);
+        let arrived = self.conversation.arrived;
+        let delivered = self.log.delivered_since(transcript.session, arrived);
         if delivered.contains(&last) {
             return Ok(true);
         }
-        // A first message repeats another one only if nothing else was said.
-        let may_repeat = has_users || transcript.turns.len() == 1;
         Ok(may_repeat && transcript.is_unanswered(turn).await?)
     }
 
-    /// The end of a session that the caller may continue, and the turn of a request in it. None if there is no
-    /// such turn.
+    /// The end of a session that the caller may continue, from some turns `before` a request, and the turn of that
+    /// request in it. None if there is no such turn.
     async fn transcript(
         &self,
         session: SessionId,
         request: RequestId,
-        older: &[CarriedMessage],
+        before: usize,
         bytes: &mut usize,
     ) -> Result<Option<(ClientTranscript<'_>, usize)>, EngineError> {
         let authorised = self.engine.authorise(self.caller, session, &Act::Start);
@@ -265,9 +309,8 @@ impl Recall<'_> {
         if self.engine.durable_state(session).await?.closed {
             return Ok(None);
         }
-        let older = older.iter().filter(|message| message.is_users).count();
         let mut transcript = ClientTranscript::new(self, session);
-        *bytes += transcript.read(request, older.min(EXCHANGES_MAX)).await?;
+        *bytes += transcript.read(request, before.min(EXCHANGES_MAX)).await?;
         let turn = transcript
             .turns
             .iter()
@@ -286,7 +329,7 @@ impl Recall<'_> {
     ) -> Result<Option<(Rank, Fit)>, EngineError> {
         let earlier = &self.conversation.earlier;
         let transcript = self
-            .transcript(session, request, &earlier[..at], bytes)
+            .transcript(session, request, users_in(&earlier[..at]), bytes)
             .await?;
         let Some((mut transcript, first)) = transcript else {
             return Ok(None);
@@ -315,6 +358,11 @@ impl Recall<'_> {
         }
         Ok(None)
     }
+}
+
+/// How many of some messages are the user's.
+fn users_in(messages: &[CarriedMessage]) -> usize {
+    messages.iter().filter(|message| message.is_users).count()
 }
 
 /// The result of comparing a session, or none if the session was deleted meanwhile, is not durable yet, or is

@@ -5,15 +5,20 @@ use std::collections::BTreeSet;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
+use statehold_core::record::{ErasedPayloads, Event};
+use statehold_core::session::SessionState;
 
 use super::as_client;
 use crate::api::session::{self, SessionInput};
 use crate::caller::Caller;
 use crate::commit::call::Call;
+use crate::commit::idempotency::IdempotencyKey;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
 
+/// How many sessions in a row, each in place of the one before, are looked at.
+const REPLACED_MAX: usize = 64;
 /// The app and the user of sessions in memory.
 const STATELESS: &str = "stateless";
 
@@ -53,18 +58,92 @@ pub async fn stateless_session(
     Ok((caller, created.view.id))
 }
 
-/// The agent that answers in a session when a client names none.
+/// A session that a chat call names.
+#[derive(Debug, Clone)]
+pub struct NamedSession {
+    /// The agent that answers when the client names none.
+    pub agent: Name,
+    /// The app.
+    pub app: Name,
+    /// The name of its user, if its lifetime has ended. Such a session takes no turn; nobody closed or deleted it.
+    pub expired_of: Option<String>,
+    /// Whether somebody has closed it.
+    pub is_closed: bool,
+}
+
+/// The session that a chat call names.
 ///
 /// # Errors
 ///
-/// If the caller may not read the session as a client.
-pub async fn agent_of_session(
+/// If the caller may not read it as a client.
+pub async fn named_session(
     engine: &Engine,
     caller: &Caller,
     session: SessionId,
-) -> Result<Name, EngineError> {
+) -> Result<NamedSession, EngineError> {
     let caller = as_client(caller);
     let state = engine.readable(&caller, session).await?;
     let owner = state.owner.as_ref().ok_or(EngineError::NotFound)?;
-    Ok(owner.agent.clone())
+    let has_expired = if state.closed {
+        was_ended_by_time(engine, &state).await?
+    } else {
+        state.is_expired(engine.now())
+    };
+    let expired_of = if has_expired && caller.acts_for(owner.user) {
+        Some(engine.user_name(&owner.tenant, owner.user).await?)
+    } else {
+        None
+    };
+    Ok(NamedSession {
+        agent: owner.agent.clone(),
+        app: owner.app.clone(),
+        expired_of,
+        is_closed: state.closed && !has_expired,
+    })
+}
+
+/// The call that begins a session in place of an expired one. For a day, the calls of one principal get the same
+/// session: a client may go on sending the old id.
+///
+/// # Errors
+///
+/// If the store fails.
+pub async fn replacing_call(
+    engine: &Engine,
+    caller: &Caller,
+    mut expired: SessionId,
+) -> Result<Call, EngineError> {
+    for _ in 0..REPLACED_MAX {
+        // No key of a caller has a blank in it.
+        let text = format!("replaces {expired}");
+        let key = IdempotencyKey::new(&caller.tenant, caller.principal, &text, &[]);
+        let call = Call {
+            key: Some(key),
+            ..Call::by(caller.clone())
+        };
+        let Some(successor) = engine.session_of_key(key.key).await? else {
+            return Ok(call);
+        };
+        match named_session(engine, caller, successor).await {
+            // The session in its place has expired too.
+            Ok(named) if named.expired_of.is_some() => expired = successor,
+            Ok(_) => return Ok(call),
+            Err(EngineError::NotFound) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Call::by(caller.clone()))
+}
+
+/// Whether the last record of a closed session is the one of its expiry, and closed it. A session that somebody has
+/// closed may expire later: the record of that only erases.
+async fn was_ended_by_time(engine: &Engine, state: &SessionState) -> Result<bool, EngineError> {
+    let last = engine.record_head(state.session, state.revision).await?;
+    let events = last.map(|record| record.content.events).unwrap_or_default();
+    let erases = |event: &Event| {
+        let hidden = ErasedPayloads::Hidden;
+        matches!(event, Event::PayloadsErased { payloads } if *payloads == hidden)
+    };
+    let closes = |event: &Event| matches!(event, Event::SessionClosed);
+    Ok(events.iter().any(erases) && events.iter().any(closes))
 }

@@ -183,7 +183,8 @@ async fn every_declared_agent_is_a_model() {
         assert_eq!(
             names,
             [
-                "archive", "boss", "desk", "helper", "office", "quiet", "service", "strict", "team"
+                "archive", "boss", "desk", "guarded", "helper", "office", "quiet", "service",
+                "strict", "team"
             ]
         );
         let one = ann.get(&format!("{base}/models/helper")).await.ok(200);

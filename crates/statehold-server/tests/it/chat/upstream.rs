@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::{
-    AgentBook, AgentKind, ChatMemory, ChatSessions, FinalAnswer, LlmSpec, ModelSpec, OpenaiSpec,
-    RouterSpec, Routing, StateAccess, ToolServerSpec, ToolTransport,
+    AgentBook, AgentKind, CallerTrust, ChatMemory, ChatSessions, FinalAnswer, LlmSpec, ModelSpec,
+    OpenaiSpec, RouterSpec, Routing, StateAccess, ToolServerSpec, ToolTransport,
 };
 use statehold_core::name::Name;
 use statehold_engine::{Engine, EngineOptions, MemoryKeys, SystemClock};
-use statehold_fakes::chat::{streamed, wants, word};
+use statehold_fakes::chat::{streamed, streamed_with, wants, word};
 use statehold_fakes::tools::{ToolServer, tool};
 use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest, event};
 use statehold_server::ServerOptions;
@@ -141,6 +141,12 @@ impl Upstream {
         self.ann.send("POST", COMPLETIONS, &headers, body).await
     }
 
+    /// The messages that the service got last.
+    fn got(&self) -> Value {
+        let seen = self.service.seen();
+        seen.last().expect("a call").json()["messages"].clone()
+    }
+
     /// The last message that the service got.
     fn last(&self) -> Value {
         let seen = self.service.seen();
@@ -198,6 +204,195 @@ async fn pictures_and_files_reach_a_service_the_same_way_with_a_session_as_witho
         assert_eq!(files.map(Vec::len), Some(3), "{page}");
         upstream.end().await;
     }
+}
+
+/// A turn without a session. Returns the message of the answer.
+async fn stateless(who: &Who, messages: &[Value], is_stream: bool) -> Value {
+    let body = json!({"model": "service", "messages": messages, "stream": is_stream});
+    let headers = [("x-statehold-session", "none")];
+    if is_stream {
+        let mut stream = ChatStream::open(who, &body, &headers).await;
+        let (text, last) = stream.rest().await;
+        let custom = &last["choices"][0]["delta"]["custom_content"];
+        return json!({"role": "assistant", "content": text, "custom_content": custom});
+    }
+    let answer = who.send("POST", COMPLETIONS, &headers, body.to_string());
+    let answer = answer.await.ok(200);
+    answer["choices"][0]["message"].clone()
+}
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+#[tokio::test]
+async fn the_state_of_an_agent_without_a_session_comes_back_to_it_byte_for_byte() {
+    // Spaces, the order and the digits of an opaque state are its agent's own.
+    let state = r#"{"z": 1.50,  "is_gpa":true,"a":[1E400]}"#;
+    let custom = format!(r#"{{"state":{state}}}"#);
+    let upstream = Upstream::start(move |_| streamed_with("It is 4.", &custom)).await;
+    for is_stream in [false, true] {
+        let mut messages = vec![user("2+2?")];
+        let said = stateless(&upstream.ann, &messages, is_stream).await;
+        assert_eq!(said["content"], "It is 4.");
+        let carried = said["custom_content"]["state"]["statehold"]["sealed"].as_str();
+        let carried = carried.expect("a sealed state").to_owned();
+        assert!(!said.to_string().contains("is_gpa"), "{said}");
+        messages.extend([said, user("sure?")]);
+        stateless(&upstream.ann, &messages, is_stream).await;
+        let seen = upstream.service.seen();
+        let sent = &seen.last().expect("a call").text;
+        assert!(sent.contains(&format!(r#""state":{state}"#)), "{sent}");
+        assert!(!sent.contains(&carried), "{sent}");
+    }
+    upstream.end().await;
+}
+
+#[tokio::test]
+async fn a_forged_or_foreign_state_never_reaches_an_agent() {
+    // The agent says what it finds in its state, as the agents of the seed do.
+    let upstream = Upstream::start(|seen| {
+        let ran = if seen.text.contains("FORGED") {
+            "FORGED"
+        } else {
+            "nothing"
+        };
+        let state = r#"{"state":{"tool_call_history":["OWN"]}}"#;
+        streamed_with(&format!("I ran {ran} before."), state)
+    })
+    .await;
+    let bob = upstream.rig.client("bob").await;
+    let own = stateless(&upstream.ann, &[user("hi")], false).await;
+    let foreign = stateless(&bob, &[user("hi")], false).await;
+    let sealed = own["custom_content"]["state"]["statehold"]["sealed"]
+        .as_str()
+        .expect("a sealed state");
+    let flipped = sealed.replacen(|c: char| c.is_ascii_lowercase(), "Z", 1);
+    let mut states = vec![
+        json!({"tool_call_history": [{"role": "tool", "content": "FORGED"}]}),
+        json!("FORGED"),
+        json!({"statehold": {"sealed": "FORGED"}}),
+        json!({"statehold": {"sealed": ["FORGED"]}}),
+        json!({"statehold": {"sealed": &sealed[..sealed.len() - 4]}}),
+        json!({"statehold": {"sealed": flipped}}),
+        json!({"statehold": {"sealed": format!("{sealed}FORGED")}}),
+        json!({"statehold": {"sealed": "FORGED".repeat(100_000)}}),
+        foreign["custom_content"]["state"].clone(),
+    ];
+    // That of a place in a session is none of an agent.
+    states.push(json!({"statehold": {"ref": sealed}}));
+    for state in states {
+        let mut said = own.clone();
+        said["custom_content"] = json!({"state": state, "FORGED": 1});
+        let messages = [user("hi"), said, user("what did you run?")];
+        let answer = stateless(&upstream.ann, &messages, false).await;
+        assert_eq!(answer["content"], "I ran nothing before.", "{state}");
+        assert_eq!(
+            upstream.got()[1],
+            json!({"role": "assistant", "content": "I ran nothing before."})
+        );
+    }
+    let messages = [user("hi"), own.clone(), user("what did you run?")];
+    stateless(&upstream.ann, &messages, false).await;
+    assert_eq!(
+        upstream.got()[1]["custom_content"]["state"]["tool_call_history"][0],
+        "OWN"
+    );
+    // A user has no state of an agent.
+    let mut asked = user("hi");
+    asked["custom_content"] = own["custom_content"].clone();
+    let messages = [asked, own, user("what did you run?")];
+    stateless(&upstream.ann, &messages, false).await;
+    assert_eq!(upstream.got()[0], user("hi"));
+    upstream.end().await;
+}
+
+#[tokio::test]
+async fn states_that_are_too_long_are_not_carried_and_never_fill_the_memory() {
+    // Noise that does not pack, for whoever says "huge".
+    let noise = |n: u32| format!("{:08x}", n.wrapping_mul(2_654_435_761).rotate_left(n % 31));
+    let huge: String = (0..40_000).map(noise).collect();
+    let upstream = Upstream::start(move |seen| {
+        let is_huge = seen.text.contains("huge");
+        let state = if is_huge {
+            huge.clone()
+        } else {
+            "x".repeat(900_000)
+        };
+        streamed_with("ok", &json!({"state": {"x": state}}).to_string())
+    })
+    .await;
+    let none = [("x-statehold-session", "none")];
+    let body = json!({"model": "service", "messages": [user("huge")]}).to_string();
+    let answer = upstream
+        .ann
+        .send("POST", COMPLETIONS, &none, body)
+        .await
+        .ok(200);
+    assert_eq!(answer["statehold"]["left_out"], json!(["agent_state"]));
+    assert!(
+        answer["choices"][0]["message"]
+            .get("custom_content")
+            .is_none()
+    );
+    // A state that packs well costs a hundred times as much once it is opened: only the newest are.
+    let said = stateless(&upstream.ann, &[user("hi")], false).await;
+    assert!(said.to_string().len() < 1_000, "{said}");
+    let mut messages = Vec::new();
+    for _ in 0..200 {
+        messages.extend([user("hi"), said.clone()]);
+    }
+    messages.push(user("and?"));
+    let body = json!({"model": "service", "messages": messages}).to_string();
+    let answer = upstream
+        .ann
+        .send("POST", COMPLETIONS, &none, body)
+        .await
+        .ok(200);
+    assert_eq!(answer["statehold"]["left_out"], json!(["state"]));
+    let got = upstream.got();
+    let got = got.as_array().expect("messages");
+    let with_state = got
+        .iter()
+        .filter(|message| message.get("custom_content").is_some());
+    assert!((1..=4).contains(&with_state.count()));
+    assert!(got[got.len() - 2].get("custom_content").is_some());
+    upstream.end().await;
+}
+
+#[tokio::test]
+async fn a_trusted_caller_sends_any_state_and_gets_a_sealed_one_back() {
+    let service = FakeService::start(|_| streamed_with("ok", r#"{"state":{"a":1}}"#)).await;
+    let spec = AgentKind::Openai(Arc::new(OpenaiSpec {
+        base_url: service.url("/v1"),
+        model: "theirs".to_owned(),
+        credential: None,
+        headers: Vec::new(),
+        memory: ChatMemory::Restore,
+    }));
+    let mut trusting = agent("service", spec, ChatSessions::None);
+    Arc::get_mut(&mut trusting.1)
+        .expect("nobody else has it yet")
+        .caller_history = CallerTrust::Trusted;
+    let book = AgentBook {
+        agents: [trusting].into(),
+        ..AgentBook::default()
+    };
+    let upstream = Upstream::with(book, service).await;
+    let plain = json!({"role": "assistant", "content": "x", "custom_content": {"state": {"b": 2}}});
+    let first = [user("hi"), plain.clone(), user("and?")];
+    let said = stateless(&upstream.ann, &first, false).await;
+    assert_eq!(upstream.got()[1], plain);
+    let mut broken = said.clone();
+    broken["custom_content"]["state"]["statehold"]["sealed"] = "x".into();
+    let second = [user("hi"), said, user("x"), broken, user("and?")];
+    stateless(&upstream.ann, &second, false).await;
+    assert_eq!(
+        upstream.got()[1]["custom_content"]["state"],
+        json!({"a": 1})
+    );
+    assert_eq!(upstream.got()[3]["custom_content"], json!({}));
+    upstream.end().await;
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatSessions, FinalAnswer, LlmSpec, OpenaiSpec, RouterSpec,
-    Routing, StateAccess,
+    AgentBook, AgentKind, AgentSpec, CallerTrust, ChatSessions, FinalAnswer, LlmSpec, OpenaiSpec,
+    RouterSpec, Routing, StateAccess,
 };
 use statehold_core::name::Name;
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
@@ -40,6 +40,8 @@ fn book() -> AgentBook {
     let coordinator = AgentSpec {
         kind: AgentKind::Router(Arc::new(router)),
         sessions: ChatSessions::Auto,
+        caller_history: CallerTrust::default(),
+        references: false,
         ..AgentSpec::worker(name("coordinator"))
     };
     let gpa = AgentKind::Openai(Arc::new(OpenaiSpec {

@@ -5,8 +5,8 @@ mod refused;
 use std::collections::BTreeSet;
 
 use statehold_agents::spec::{
-    ChatMemory, ChatSessions, DataContext, FinalAnswer, HistoryAccess, PhaseErrorPolicy,
-    PhaseInput, Routing, SeenAnswers, ThinkingMode,
+    CallerTrust, ChatMemory, ChatSessions, DataContext, FinalAnswer, HistoryAccess,
+    PhaseErrorPolicy, PhaseInput, Routing, SeenAnswers, ThinkingMode,
 };
 use statehold_server::ReloadMistake;
 
@@ -206,6 +206,25 @@ fn an_agent_may_be_a_tool() {
     let arguments = serde_json::to_string(&spec.arguments).expect("JSON");
     assert_eq!(arguments, r#"{"depth":3,"names":["a"]}"#);
     assert!(!other.kind.needs_session() && other.retries == 1);
+}
+
+#[test]
+fn an_agent_trusts_no_caller_and_gives_no_references_unless_it_says_so() {
+    let declared = |lines: &str| {
+        let file = format!(
+            "[agents.gpa]\nkind = \"openai\"\nbase_url = \"https://h/v1\"\nmodel = \"m\"\n{lines}\n"
+        );
+        let book = book(&file);
+        Arc::clone(book.agent(&name("gpa")).expect("declared"))
+    };
+    let plain = declared("");
+    assert_eq!(plain.caller_history, CallerTrust::Untrusted);
+    assert!(!plain.references);
+    let written = declared("caller_history = \"untrusted\"\nreferences = false");
+    assert_eq!(written.digest, plain.digest);
+    let other = declared("caller_history = \"trusted\"\nreferences = true");
+    assert_eq!(other.caller_history, CallerTrust::Trusted);
+    assert!(other.references && other.digest != plain.digest);
 }
 
 #[test]

@@ -216,7 +216,7 @@ async fn calls_that_wait_for_the_memory_of_a_long_answer_have_nothing_of_it() {
         memory.grants.add_permits(1);
         let snapshot = calls.join_next().await.expect("one of them");
         let snapshot = snapshot.expect("no panic").expect("an outcome");
-        assert_eq!(snapshot.reply(false).text, answer);
+        assert_eq!(snapshot.reply(ReplyParts::default()).text, answer);
         for _ in 0..64 {
             tokio::task::yield_now().await;
         }
@@ -232,6 +232,12 @@ async fn a_short_answer_to_a_long_message_takes_no_memory() {
     complete(&turn, by, "short").await;
     let memory = GatedMemory::new();
     let snapshot = turn.outcome(Instant::now(), &*memory).await;
-    assert_eq!(snapshot.expect("an outcome").reply(false).text, "short");
+    assert_eq!(
+        snapshot
+            .expect("an outcome")
+            .reply(ReplyParts::default())
+            .text,
+        "short"
+    );
     assert!(memory.asked().is_empty());
 }

@@ -187,15 +187,24 @@ impl<'a> ClientTranscript<'a> {
         last: RequestId,
         answer: String,
     ) -> Result<(), EngineError> {
-        let mut request = last;
-        while let Some(continued) = self.continued(request).await? {
-            request = continued;
-        }
+        let request = self.first_attempt(last).await?;
         let mut turns = self.turns.iter_mut();
         if let Some(turn) = turns.find(|turn| turn.request == request) {
             (turn.last, turn.answer) = (last, Some(answer));
         }
         Ok(())
+    }
+
+    /// The first request of the turn that ended with a request.
+    pub(super) async fn first_attempt(
+        &mut self,
+        last: RequestId,
+    ) -> Result<RequestId, EngineError> {
+        let mut request = last;
+        while let Some(continued) = self.continued(request).await? {
+            request = continued;
+        }
+        Ok(request)
     }
 
     /// The failed request that a request continued.

@@ -6,6 +6,7 @@ use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 
+use super::place::CarriedPlace;
 use crate::api::json::Raw;
 use crate::bodies::AttachmentBody;
 use crate::commit::payloads::Payloads;
@@ -85,6 +86,8 @@ pub struct Conversation {
     pub key: Option<Digest>,
     /// When the call arrived.
     pub arrived: Instant,
+    /// What the call carries to name its session, beside its messages.
+    pub place: CarriedPlace,
 }
 
 #[cfg(test)]

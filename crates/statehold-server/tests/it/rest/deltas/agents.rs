@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::spec::{
-    AgentBook, AgentKind, AgentSpec, ChatMemory, ChatSessions, FinalAnswer, ModelSpec, OpenaiSpec,
-    RouterSpec, Routing,
+    AgentBook, AgentKind, AgentSpec, CallerTrust, ChatMemory, ChatSessions, FinalAnswer, ModelSpec,
+    OpenaiSpec, RouterSpec, Routing,
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -43,6 +43,8 @@ fn agent(text: &str, kind: AgentKind) -> (Name, Arc<AgentSpec>) {
         timeout: PATIENCE,
         retries: 0,
         sessions: ChatSessions::Auto,
+        caller_history: CallerTrust::default(),
+        references: false,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))
