@@ -4,6 +4,10 @@
 //! The raw limit is the least a durable turn can cost on this engine: one thread with group commit,
 //! WAL, `synchronous = FULL`, one row of the turn's bytes appended to a table and one small row per
 //! session updated. No decisions, no hashes, no projections.
+//!
+//! The store is measured as servers open it, with everything encrypted, and without encryption. A last line compares
+//! sealing and opening of 20 KB with writing and reading them as plain JSON, which is what a client does that carries
+//! its state itself.
 
 #![expect(
     clippy::cast_precision_loss,
@@ -18,7 +22,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rusqlite::Connection;
+use statehold_core::time::Timestamp;
 use statehold_model::fixtures;
+use statehold_store::keys::{KeyFile, KeyOwner, PayloadKeys, UserKey};
+use statehold_store::seal::{self, SealKey, SealKeyId, SealKeys};
 use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use statehold_testkit::workload::{Client, ClientKeys, Random, session_id};
 use tokio::sync::oneshot;
@@ -34,22 +41,24 @@ fn main() -> Result<()> {
         "{rounds} interleaved rounds of {seconds} s; turns of 3 KB, durable before the answer"
     );
     println!(
-        "{:>8}  {:>12}  {:>12}  {:>6}  {:>14}",
-        "sessions", "raw/s", "statehold/s", "ratio", "CPU µs/turn"
+        "{:>8}  {:>12}  {:>12}  {:>6}  {:>14}  {:>12}  {:>16}",
+        "sessions", "raw/s", "statehold/s", "ratio", "CPU µs/turn", "unsealed/s", "sealed/unsealed"
     );
     let mut lines = Vec::new();
     for sessions in CONCURRENCY {
         let mut raw = Vec::new();
-        let mut ours = Vec::new();
+        let (mut ours, mut unsealed) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
             raw.push(measure(sessions, duration, run_raw)?);
-            ours.push(measure(sessions, duration, run_ours)?);
+            ours.push(measure(sessions, duration, run_sealed)?);
+            unsealed.push(measure(sessions, duration, run_unsealed)?);
         }
-        let (raw, ours) = (median(raw), median(ours));
+        let (raw, ours, unsealed) = (median(raw), median(ours), median(unsealed));
         let ratio = ours.per_second / raw.per_second;
+        let sealed_ratio = ours.per_second / unsealed.per_second;
         println!(
-            "{sessions:>8}  {:>12.0}  {:>12.0}  {ratio:>6.2}  {:>14.0}",
-            raw.per_second, ours.per_second, ours.cpu_us
+            "{sessions:>8}  {:>12.0}  {:>12.0}  {ratio:>6.2}  {:>14.0}  {:>12.0}  {sealed_ratio:>16.2}",
+            raw.per_second, ours.per_second, ours.cpu_us, unsealed.per_second
         );
         lines.push(serde_json::json!({
             "sessions": sessions,
@@ -58,9 +67,19 @@ fn main() -> Result<()> {
             "ratio": (ratio * 1000.0).round() / 1000.0,
             "cpu_us_per_turn": ours.cpu_us.round(),
             "raw_cpu_us_per_turn": raw.cpu_us.round(),
+            "unsealed_turns_per_second": unsealed.per_second.round(),
+            "sealed_to_unsealed": (sealed_ratio * 1000.0).round() / 1000.0,
+            "unsealed_cpu_us_per_turn": unsealed.cpu_us.round(),
         }));
     }
-    let json = serde_json::json!({ "bench": "store", "rounds": rounds, "results": lines });
+    let (sealing_us, plain_us) = seal_and_open();
+    println!(
+        "20 KB sealed and opened: {sealing_us:.1} µs; written and read as JSON: {plain_us:.1} µs"
+    );
+    let sealing = serde_json::json!({ "seal_and_open_us": sealing_us, "json_us": plain_us });
+    let json = serde_json::json!({
+        "bench": "store", "rounds": rounds, "results": lines, "sealing_20_kb": sealing
+    });
     if let Some(at) = args.iter().position(|arg| arg == "--json")
         && let Some(file) = args.get(at + 1)
     {
@@ -146,8 +165,82 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
         .build()?)
 }
 
-fn run_ours(directory: &Path, sessions: u64, progress: &Arc<Progress>) -> Result<()> {
-    let store = Arc::new(SqliteStore::open(directory, SqliteOptions::default())?);
+fn run_sealed(directory: &Path, sessions: u64, progress: &Arc<Progress>) -> Result<()> {
+    let file = KeyFile::open(directory)?;
+    let (owner, keys) = (fixtures::owner(), ClientKeys::default());
+    let since = Timestamp::from_micros(0);
+    file.keep(&KeyOwner::User(owner.user), &UserKey::of(keys.user, since))?;
+    file.keep(
+        &KeyOwner::Tenant(owner.tenant),
+        &UserKey::of(keys.tenant, since),
+    )?;
+    let options = SqliteOptions {
+        keys: Arc::new(file),
+        ..SqliteOptions::default()
+    };
+    run_ours(directory, options, sessions, progress)
+}
+
+fn run_unsealed(directory: &Path, sessions: u64, progress: &Arc<Progress>) -> Result<()> {
+    run_ours(directory, SqliteOptions::default(), sessions, progress)
+}
+
+/// Microseconds for sealing and opening 20 KB of JSON, and for writing and reading them as JSON: medians.
+fn seal_and_open() -> (f64, f64) {
+    let mut random = Random::new(1);
+    let calls = (0..20)
+        .map(|n| serde_json::json!({"role": "tool", "id": n, "content": random.text(1_000)}));
+    let value = serde_json::Value::Array(calls.collect());
+    let bytes = value.to_string().into_bytes();
+    let one = OneKey(Arc::new(SealKey::of(&ClientKeys::default().user)));
+    let median_us = |work: &mut dyn FnMut()| {
+        let mut took: Vec<f64> = (0..2_000)
+            .map(|_| {
+                let began = Instant::now();
+                work();
+                began.elapsed().as_secs_f64() * 1e6
+            })
+            .collect();
+        took.sort_by(f64::total_cmp);
+        took[took.len() / 2]
+    };
+    let sealing = median_us(&mut || {
+        let sealed = one.0.seal(b"0", &bytes);
+        let opened = seal::open(&one, b"0", &sealed).expect("it is what was sealed");
+        std::hint::black_box(opened);
+    });
+    let plain = median_us(&mut || {
+        let text = serde_json::to_string(&value).expect("JSON is written");
+        let read: serde_json::Value = serde_json::from_str(&text).expect("JSON is read");
+        std::hint::black_box(read);
+    });
+    (sealing, plain)
+}
+
+/// The only key there is.
+struct OneKey(Arc<SealKey>);
+
+impl SealKeys for OneKey {
+    fn seal_key(&self, _id: SealKeyId) -> Option<Arc<SealKey>> {
+        Some(Arc::clone(&self.0))
+    }
+
+    fn key_of(&self, _owner: &KeyOwner) -> Option<Arc<SealKey>> {
+        Some(Arc::clone(&self.0))
+    }
+
+    fn seals(&self) -> bool {
+        true
+    }
+}
+
+fn run_ours(
+    directory: &Path,
+    options: SqliteOptions,
+    sessions: u64,
+    progress: &Arc<Progress>,
+) -> Result<()> {
+    let store = Arc::new(SqliteStore::open(directory, options)?);
     let runtime = runtime()?;
     let tasks: Vec<_> = (0..sessions)
         .map(|n| {
