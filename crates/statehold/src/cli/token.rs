@@ -103,7 +103,8 @@ impl TokenArgs {
                 data: data.clone(),
                 ..StoreConfig::default()
             };
-            let parts = wire::on_disk(&config, wire::clock(None), Policies::default()).await?;
+            let parts =
+                wire::on_disk(&config, None, wire::clock(None), Policies::default()).await?;
             let tenant: Name = "default".parse().context("the tenant has a name")?;
             let keys = KeyAccess::Data(parts.engine.clone(), Caller::local(tenant));
             let exit = self.command.run_with(&keys, output).await;
