@@ -62,6 +62,10 @@ pub(crate) const ANONYMOUS: &str = "anonymous";
 const NAMED_MAX: usize = 20;
 
 /// A chat call, as far as all surfaces read it alike.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a question of its own"
+)]
 pub(crate) struct ChatCall {
     pub(crate) asked: CallContext,
     credential: Option<Credential>,
@@ -538,9 +542,10 @@ impl ChatCall {
             let receipt = has_session.then(|| log.receipt(handle, true, &snapshot));
             let head = TurnHead::of(handle, snapshot.started_at, has_session);
             let reply = reply_of(&snapshot, self.wants_calls(has_session), &self.base);
-            let debug = match self.wants_debug {
-                true => Some(handle.debug(&self.asked.caller, &snapshot).await?),
-                false => None,
+            let debug = if self.wants_debug {
+                Some(handle.debug(&self.asked.caller, &snapshot).await?)
+            } else {
+                None
             };
             let ending = Ending::of(*snapshot, open.reminder.clone(), reply, debug);
             let bytes = write(&head, ending);

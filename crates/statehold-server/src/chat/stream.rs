@@ -228,9 +228,10 @@ impl<F: TurnFormat> StreamWriter<F> {
             return Err(needs_session(self.surface).into());
         }
         let answer = reply_of(&snapshot, self.with_calls, &self.base);
-        let debug = match self.wants_debug {
-            true => Some(self.turn.debug(&self.asked.caller, &snapshot).await?),
-            false => None,
+        let debug = if self.wants_debug {
+            Some(self.turn.debug(&self.asked.caller, &snapshot).await?)
+        } else {
+            None
         };
         let ending = Ending::of(snapshot, self.reminder.take(), answer, debug);
         let text = ending.answer.text.as_str();
