@@ -18,6 +18,8 @@ use serde_json::value::RawValue;
 use statehold_engine::Credential;
 use tokio::time::Instant;
 
+use crate::exchange::OpenExchange;
+
 pub(crate) use error::{ConnectObstacle, EndpointError, redact_and_clip};
 
 /// Timeout for DNS lookup and connecting.
@@ -76,14 +78,25 @@ impl HttpPool {
         if let Some(body) = &request.body {
             call = call.body(body.clone());
         }
-        let response = deadline.bound(call.send()).await?;
-        let response = response.map_err(|error| EndpointError::of(&error))?;
+        let target = || request.target();
+        let mut exchange = OpenExchange::http(target, request.body.as_ref(), request.secrets());
+        let response = deadline.bound(call.send()).await;
+        let response =
+            response.and_then(|response| response.map_err(|error| EndpointError::of(&error)));
+        if let (Some(exchange), Err(error)) = (&mut exchange, &response) {
+            exchange.fail(error);
+        }
+        let response = response?;
         let status = response.status();
+        if let Some(exchange) = &mut exchange {
+            exchange.set_status(status.as_u16());
+        }
         let answer = ServiceResponse {
             response,
             request,
             deadline,
             bytes_left: ANSWER_BYTES_MAX,
+            exchange,
         };
         if status.is_success() {
             Ok(answer)
@@ -241,6 +254,16 @@ impl ServiceRequest {
         }
     }
 
+    /// The method and the address, without a query or a password, which may be credentials.
+    fn target(&self) -> String {
+        let host = self.url.host_str().unwrap_or_default();
+        let port = self
+            .url
+            .port()
+            .map_or_else(String::new, |port| format!(":{port}"));
+        format!("{} {host}{port}{}", self.method, self.url.path())
+    }
+
     /// Values to redact if the service repeats them in an error.
     fn secrets(&self) -> impl Iterator<Item = &str> {
         let values = self.headers.values().filter(|value| value.is_sensitive());
@@ -286,6 +309,8 @@ pub(crate) struct ServiceResponse<'a> {
     request: &'a ServiceRequest,
     deadline: CallDeadline,
     bytes_left: usize,
+    /// Copies the body for the debug log, if the turn is logged.
+    exchange: Option<OpenExchange>,
 }
 
 impl<'a> ServiceResponse<'a> {
@@ -316,6 +341,18 @@ impl<'a> ServiceResponse<'a> {
 
     /// Reads the next chunk of the body.
     pub(crate) async fn next_chunk(&mut self) -> Result<Option<Bytes>, EndpointError> {
+        let chunk = self.read_chunk().await;
+        if let Some(exchange) = &mut self.exchange {
+            match &chunk {
+                Ok(Some(chunk)) => exchange.receive(chunk),
+                Ok(None) => {}
+                Err(error) => exchange.fail(error),
+            }
+        }
+        chunk
+    }
+
+    async fn read_chunk(&mut self) -> Result<Option<Bytes>, EndpointError> {
         let chunk = self.deadline.bound(self.response.chunk()).await?;
         let chunk = chunk.map_err(|error| EndpointError::of(&error))?;
         let length = chunk.as_ref().map_or(0, Bytes::len);

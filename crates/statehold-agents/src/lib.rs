@@ -6,6 +6,7 @@ mod chat;
 mod conversations;
 mod display_text;
 mod draft_writer;
+mod exchange;
 mod gateway;
 mod history;
 mod http;

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use statehold_core::name::Name;
 use statehold_engine::api::caller::ReadToken;
+use statehold_engine::debug_log::DebugLog;
 use statehold_engine::{Credential, Engine, EngineError};
 
 use crate::chat::ChatClient;
@@ -77,6 +78,8 @@ pub struct RunnerOptions {
     pub asks_people: bool,
     /// Lets tools that are agents read the conversation. Without it, they get no address.
     pub conversation_reader: Option<ConversationReader>,
+    /// Where the exchanges of turns with models, agents and tools are logged, if they are.
+    pub debug_log: Option<Arc<DebugLog>>,
 }
 
 /// Where tools read conversations, and how their tokens are sealed.
@@ -95,6 +98,7 @@ impl Default for RunnerOptions {
             turns_max: TURNS_MAX,
             asks_people: true,
             conversation_reader: None,
+            debug_log: None,
         }
     }
 }

@@ -61,7 +61,7 @@ pub use keys::{IssuedKey, KEY_PREFIX, NewKey};
 pub use locks::Lock;
 pub use open_hold::{HoldSpec, NewAction};
 pub use own_work::{Ended, Progress};
-pub use statehold_store::key_ring;
+pub use statehold_store::{debug_log, key_ring};
 
 pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,

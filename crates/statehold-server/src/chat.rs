@@ -67,6 +67,10 @@ pub(crate) const ANONYMOUS: &str = "anonymous";
 const NAMED_MAX: usize = 20;
 
 /// A chat call, as far as all surfaces read it alike.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a question of its own"
+)]
 pub(crate) struct ChatCall {
     pub(crate) asked: CallContext,
     credential: Option<Credential>,
@@ -652,9 +656,10 @@ impl ChatCall {
             let head = TurnHead::of(handle, snapshot.started_at, has_session, &extras);
             let mut reply = reply_of(&snapshot, self.reply_parts(has_session), &self.base);
             let carries = (snapshot.revision, reply.state.take());
-            let debug = match self.wants_debug {
-                true => Some(handle.debug(&self.asked.caller, &snapshot).await?),
-                false => None,
+            let debug = if self.wants_debug {
+                Some(handle.debug(&self.asked.caller, &snapshot).await?)
+            } else {
+                None
             };
             let mut ending = Ending::of(*snapshot, open.reminder.clone(), reply);
             ending.debug = debug;

@@ -1,5 +1,5 @@
 //! The console: pages for people who look after the server. They only read: sessions, their messages, tasks and
-//! state, and what is hidden in them, which the audit stream records.
+//! state, and hidden items, whose reads the audit stream records.
 //!
 //! A page is made on the server and needs no script. Everything that it shows was written by others, so all of it is
 //! escaped, characters that hide or reorder text are spelled out, and the policy of each page forbids whatever the

@@ -4,7 +4,7 @@
 //! secret: its id of 8 hexadecimal digits, a space, 64 hexadecimal digits, a space, and the time of creation
 //! in microseconds since 1970. Rotation adds a line; what older secrets sealed stays readable.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -154,14 +154,7 @@ impl KeyRing {
             file.set_len(whole as u64).map_err(unavailable)?;
             file.sync_all().map_err(unavailable)?;
         }
-        let lines = text[..whole].lines().zip(1..);
-        let keys = lines.map(|(line, number)| {
-            RingKey::parse(line).ok_or_else(|| {
-                let file = path.display();
-                StoreError::Unusable(format!("line {number} of the key ring {file} is not a key"))
-            })
-        });
-        let keys = keys.collect::<Result<Vec<_>, _>>()?;
+        let keys = parse_lines(&path, &text[..whole])?;
         let is_new = keys.is_empty();
         let ring = Self {
             path: Some(path),
@@ -172,6 +165,29 @@ impl KeyRing {
         }
         sync_directory(directory)?;
         Ok(ring)
+    }
+
+    /// Reads the ring of a data directory that a server may have open. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, it cannot be read, can be read by others, or has a line that is not a secret.
+    pub fn read(directory: &Path) -> Result<Self, StoreError> {
+        let path = directory.join(Self::NAME);
+        let mut file = File::open(&path).map_err(unavailable)?;
+        require_private(&file, Self::NAME)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(unavailable)?;
+        // The server may be adding a line.
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        let keys = parse_lines(&path, &text[..whole])?;
+        if keys.is_empty() {
+            let file = path.display();
+            return Err(StoreError::Unusable(format!(
+                "the key ring {file} is empty"
+            )));
+        }
+        Ok(Self::of(keys))
     }
 
     /// A ring with one random secret that no file has.
@@ -233,6 +249,18 @@ impl KeyRing {
         keys.push(fresh.clone());
         Ok(fresh.id)
     }
+}
+
+/// The secrets of the whole lines of a file.
+fn parse_lines(path: &Path, text: &str) -> Result<Vec<RingKey>, StoreError> {
+    let lines = text.lines().zip(1..);
+    let keys = lines.map(|(line, number)| {
+        RingKey::parse(line).ok_or_else(|| {
+            let file = path.display();
+            StoreError::Unusable(format!("line {number} of the key ring {file} is not a key"))
+        })
+    });
+    keys.collect()
 }
 
 /// Adds a line to a key file. If that fails, the file is as long as before.

@@ -7,6 +7,7 @@
 pub mod check;
 pub mod codec;
 mod commit;
+pub mod debug_log;
 pub mod hold_keys;
 pub mod key_ring;
 pub mod keys;

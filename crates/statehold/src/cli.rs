@@ -11,6 +11,7 @@ mod check;
 mod completions;
 mod config;
 mod data_engine;
+mod debug_log;
 mod demo;
 mod diff;
 mod doctor;
@@ -98,6 +99,9 @@ enum CliCommand {
     /// Show the configuration and the source of each value, or find its mistakes.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Show the exchanges of agents with models, other agents and tools.
+    #[command(subcommand)]
+    DebugLog(debug_log::DebugLogCommand),
     /// Compare the tables of a data directory with its log of records.
     Check(check::Check),
     /// Copy a data directory into one file. Key files are not included.
@@ -132,6 +136,7 @@ impl Cli {
             CliCommand::Audit(audit) => audit.run(globals, &output),
             CliCommand::Doctor(doctor) => doctor.run(globals, &output),
             CliCommand::Config(config) => config.run(&output),
+            CliCommand::DebugLog(debug_log) => debug_log.run(&output),
             CliCommand::Check(check) => check.run(globals.json),
             CliCommand::Backup(backup) => backup.run(),
             CliCommand::Restore(restore) => restore.run(&output),

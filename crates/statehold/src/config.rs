@@ -26,9 +26,11 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::name::Name;
+use statehold_engine::debug_log::DebugLogLimits;
 use statehold_server::UmsOptions;
 
 pub(crate) use agents::{AgentConfig, policies};
@@ -41,7 +43,7 @@ pub(crate) use tables::{ConfigTables, agent_table, other_settings, tool_table};
 use models::ModelConfig;
 use state_rules::{StateKeys, StateRuleConfig};
 use tool_servers::ToolServerConfig;
-use values::{UmsPath, WholeUrl};
+use values::{BoundedNumber, UmsPath, WholeUrl};
 
 /// The configuration file if none is named.
 const FILE_NAME: &str = "statehold.toml";
@@ -61,6 +63,7 @@ pub(crate) struct Config {
     pub(crate) ums: UmsConfig,
     pub(crate) push: PushConfig,
     pub(crate) console: ConsoleConfig,
+    pub(crate) debug_log: DebugLogConfig,
     /// The models that agents use.
     #[serde(default, skip_serializing)]
     pub(crate) models: BTreeMap<Name, ModelConfig>,
@@ -264,6 +267,38 @@ pub(crate) struct ConsoleConfig {
 impl Default for ConsoleConfig {
     fn default() -> Self {
         Self { enabled: true }
+    }
+}
+
+/// The sealed log of what agents exchange with models, other agents and tools.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DebugLogConfig {
+    /// Whether there is one.
+    pub(crate) enabled: bool,
+    /// All of its files together.
+    pub(crate) bytes_max: BoundedNumber<16_777_216, 1_099_511_627_776>,
+    /// How old its entries become.
+    pub(crate) days_max: BoundedNumber<1, 3_660>,
+}
+
+impl Default for DebugLogConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            bytes_max: BoundedNumber::fixed(256 << 20),
+            days_max: BoundedNumber::fixed(7),
+        }
+    }
+}
+
+impl DebugLogConfig {
+    /// The bounds of the log. None if there is none.
+    pub(crate) fn limits(&self) -> Option<DebugLogLimits> {
+        self.enabled.then(|| DebugLogLimits {
+            bytes_max: self.bytes_max.get(),
+            age_max: Duration::from_secs(self.days_max.get() * 24 * 3_600),
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use statehold_agents::scratch::EngineFactory;
 use statehold_core::name::Name;
+use statehold_engine::debug_log::{DebugLog, DebugLogLimits};
 use statehold_engine::policy::Policies;
 use statehold_engine::{
     Clock, Credential, Engine, EngineOptions, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
@@ -24,15 +25,18 @@ use crate::config::StoreConfig;
 pub(crate) struct EngineParts {
     pub(crate) engine: Engine,
     pub(crate) sealer: Sealer,
+    /// The log of exchanges, if there is one.
+    pub(crate) debug_log: Option<Arc<DebugLog>>,
 }
 
-/// Opens the engine of a data directory.
+/// Opens the engine of a data directory, and its debug log if that has bounds.
 ///
 /// # Errors
 ///
 /// If the directory is in use, or contains foreign data.
 pub(crate) async fn on_disk(
     config: &StoreConfig,
+    debug_log: Option<DebugLogLimits>,
     clock: Arc<dyn Clock>,
     policies: Policies,
 ) -> anyhow::Result<EngineParts> {
@@ -64,7 +68,10 @@ pub(crate) async fn on_disk(
         hold_keys: Arc::new(HoldKeyFile::open(data)?),
         ..EngineOptions::default()
     };
-    start_engine(Arc::new(store), keys, clock, options).await
+    let debug_log = debug_log.map(|limits| DebugLog::open(data, keys.ring(), limits));
+    let debug_log = debug_log.transpose()?.map(Arc::new);
+    let parts = start_engine(Arc::new(store), keys, clock, options).await?;
+    Ok(EngineParts { debug_log, ..parts })
 }
 
 /// Starts an engine that keeps its data in memory.
@@ -131,5 +138,9 @@ async fn start_engine(
     let engine = Engine::start(store, keys, clock, options).await?;
     let tenant = "default".parse().context("the tenant has a name")?;
     engine.load_keys(&tenant).await?;
-    Ok(EngineParts { engine, sealer })
+    Ok(EngineParts {
+        engine,
+        sealer,
+        debug_log: None,
+    })
 }

@@ -8,6 +8,8 @@ mod approvals;
 mod audit;
 #[path = "cli/chat.rs"]
 mod chat;
+#[path = "cli/debug_log.rs"]
+mod debug_log;
 #[path = "cli/live.rs"]
 mod live;
 #[path = "cli/names.rs"]

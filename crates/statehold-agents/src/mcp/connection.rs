@@ -32,6 +32,7 @@ use super::child::{self, ProgramLifecycle, SentFlag, StderrTail};
 use super::http::{ANSWER_BYTES_MAX, McpHttpClient, PostError};
 use super::listing::{TOOLS_MAX, accept_tool};
 use super::question::{self, CallsInFlight, NoAnswers, QuestionSink};
+use crate::exchange::OpenExchange;
 use crate::http::redact_and_clip;
 use crate::spec::{SecretHeader, ToolServerSpec, ToolTransport};
 
@@ -234,8 +235,19 @@ impl McpConnection {
         for round in 0..ROUNDS_MAX {
             let call = CallToolRequest::new(params.clone());
             let request = ClientRequest::CallToolRequest(call);
+            // Without what people have answered, which may be a credential.
+            let mut exchange = OpenExchange::tool(
+                || format!("{} {tool}", self.spec.name),
+                || serde_json::to_vec(arguments).unwrap_or_default(),
+                self.spec.secrets(),
+            );
             let sending = self.send_request(request, Some(meta.clone()), deadline, Some(people));
-            let answer = sending.await.map_err(|failure| match round {
+            let answer = sending.await;
+            if let Some(exchange) = &mut exchange {
+                note_answer(exchange, &answer);
+            }
+            drop(exchange);
+            let answer = answer.map_err(|failure| match round {
                 0 => failure,
                 // The tool has run before it asked.
                 _ => failure.after_a_call(),
@@ -462,6 +474,23 @@ impl Drop for ProgressWatch<'_> {
     fn drop(&mut self) {
         let mut all = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(&self.token);
+    }
+}
+
+/// Notes the answer to a call in its exchange.
+fn note_answer(exchange: &mut OpenExchange, answer: &Result<ServerResult, McpFailure>) {
+    match answer {
+        Ok(result) => exchange.receive(&serde_json::to_vec(result).unwrap_or_default()),
+        Err(McpFailure::ErrorReply(error)) => {
+            exchange.receive(&serde_json::to_vec(error).unwrap_or_default());
+            exchange.fail(&"the server answered with an error");
+        }
+        Err(McpFailure::Gone { .. }) => exchange.fail(&"the connection was lost"),
+        Err(McpFailure::Slow { .. }) => exchange.fail(&"no answer in time"),
+        Err(McpFailure::WaitsForPerson) => exchange.fail(&"the tool asks a person"),
+        Err(McpFailure::Refused { message, .. } | McpFailure::Unclear(message)) => {
+            exchange.fail(message);
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::generation::{Generation, LocalAgent, TurnPermit};
 use super::run::{AgentRun, SimulatedCrash, WaitingParent};
+use crate::exchange::{Recorder, recorded};
 use crate::message::raw;
 use crate::turn::{TurnError, TurnFailure};
 
@@ -65,7 +66,9 @@ impl Generation {
         let _draft = self.engine.open_draft(id);
         let mut run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit).await?;
         run.parent = Mutex::new(parent);
-        let turn = AssertUnwindSafe(agent.turn(&mut run)).catch_unwind();
+        let log = self.debug_log.clone();
+        let recorder = log.map(|log| Recorder::new(log, request.ids, spec));
+        let turn = AssertUnwindSafe(recorded(recorder, agent.turn(&mut run))).catch_unwind();
         let outcome = tokio::select! {
             biased;
             outcome = turn => outcome,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use statehold_core::name::Name;
+use statehold_engine::debug_log::DebugLog;
 use statehold_engine::leased::ClaimedTurn;
 use statehold_engine::{AutoClaim, Caller, Claim, Engine};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -37,6 +38,7 @@ pub(super) struct RunnerShared {
     on_step: StepHook,
     asks_people: bool,
     conversation_reader: Option<ConversationReader>,
+    debug_log: Option<Arc<DebugLog>>,
     turns_max: usize,
     pub(super) stop: CancellationToken,
     /// Retired generations that still have running turns.
@@ -72,6 +74,7 @@ impl RunnerShared {
             on_step: options.on_step,
             asks_people: options.asks_people,
             conversation_reader: options.conversation_reader,
+            debug_log: options.debug_log,
             turns_max: options.turns_max,
             stop: CancellationToken::new(),
             retiring: TaskTracker::new(),
@@ -118,6 +121,7 @@ pub(crate) struct Generation {
     pub(super) on_step: StepHook,
     pub(super) asks_people: bool,
     pub(super) conversation_reader: Option<ConversationReader>,
+    pub(super) debug_log: Option<Arc<DebugLog>>,
     tenant: Name,
     book: Arc<AgentBook>,
     agents: BTreeMap<Name, LocalAgent>,
@@ -201,6 +205,7 @@ impl Generation {
             on_step: Arc::clone(&shared.on_step),
             asks_people: shared.asks_people,
             conversation_reader: shared.conversation_reader.clone(),
+            debug_log: shared.debug_log.clone(),
             tenant: shared.tenant.clone(),
             book,
             agents,

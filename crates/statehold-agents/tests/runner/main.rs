@@ -5,6 +5,7 @@ mod commits;
 mod crashes;
 mod disk;
 mod llm;
+mod logged;
 mod memory;
 mod phase_tools;
 mod phases;

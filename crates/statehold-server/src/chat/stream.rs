@@ -230,9 +230,10 @@ impl<F: TurnFormat> StreamWriter<F> {
         }
         let mut answer = reply_of(&snapshot, self.reply_parts, &self.base);
         let carries = (snapshot.revision, answer.state.take());
-        let debug = match self.wants_debug {
-            true => Some(self.turn.debug(&self.asked.caller, &snapshot).await?),
-            false => None,
+        let debug = if self.wants_debug {
+            Some(self.turn.debug(&self.asked.caller, &snapshot).await?)
+        } else {
+            None
         };
         let mut ending = Ending::of(snapshot, self.reminder.take(), answer);
         ending.debug = debug;

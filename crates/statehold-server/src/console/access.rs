@@ -1,4 +1,4 @@
-//! Who looks at a page: the login in the cookie, a key in a header as for every other call, or the developer of a
+//! The reader of a page: the login in the cookie, a key in a header as for every other call, or the developer of a
 //! development server.
 
 use axum::extract::FromRequestParts;
@@ -20,7 +20,7 @@ const COOKIE: &str = "statehold_console";
 /// Purpose of the seal.
 const PURPOSE: &str = "console login";
 
-/// A call for a page, by somebody who may read traces.
+/// A call for a page. Its caller may read traces.
 pub(super) struct ConsoleCall {
     pub(super) context: CallContext,
     /// Whether a login in the cookie says who it is: then there is a way out.
@@ -55,7 +55,7 @@ async fn read(parts: &mut Parts, app: &App) -> Result<ConsoleCall, Problem> {
         None => app.authenticate(parts).await?,
     };
     let context = CallContext::begin(parts, app, found).await?;
-    // Asked before anything is read, so that a refusal says nothing about what is there.
+    // The right comes before any read, so that a refusal does not tell which sessions exist.
     require_reader(&context.caller)?;
     Ok(ConsoleCall { context, is_login })
 }
@@ -70,7 +70,7 @@ async fn holder_of_login(app: &App, sealed: &str) -> Result<Option<(Caller, KeyW
     Ok(with_page_login(&app.engine, &login).await?)
 }
 
-/// The value of the cookie. Browsers send all cookies of a host in one header, whatever the port.
+/// The value of the cookie. Browsers send the cookies of all ports of a host in one header.
 fn cookie(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let Some(cookies) = text(headers, "cookie")? else {
         return Ok(None);

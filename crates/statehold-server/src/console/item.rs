@@ -15,7 +15,7 @@ use super::tree::word;
 pub(super) struct ItemLine {
     pub(super) seq: u64,
     pub(super) at: String,
-    /// What it is: `user`, `assistant`, `tool call`, …
+    /// Its kind or role: `user`, `assistant`, `tool call`, …
     pub(super) what: String,
     /// Who: the agent, or the tool.
     pub(super) who: String,

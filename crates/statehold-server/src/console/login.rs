@@ -42,7 +42,7 @@ pub(super) fn form_page(status: u16, next: &str, mistake: Option<&str>) -> Respo
     rendered(status, page.render())
 }
 
-/// Shows the form, also to somebody who is logged in: with another key one sees other things.
+/// Shows the form, also to a reader with a login, who may want to use another key.
 pub(super) async fn show() -> Response {
     form_page(200, "", None)
 }

@@ -1,4 +1,4 @@
-//! What all pages have in common: their frame, their headers, their style, and errors as pages.
+//! The parts that all pages share: their frame, their headers, their style, and errors as pages.
 
 use std::sync::LazyLock;
 
@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use serde::de::DeserializeOwned;
 use statehold_core::digest::Digest;
+use statehold_core::name::Name;
 use statehold_engine::api::json::Time;
 
 use super::access::ConsoleCall;
@@ -59,7 +60,7 @@ impl Reader {
         let caller = &call.context.caller;
         let roles = caller.roles.names().iter();
         let roles: Vec<&str> = roles
-            .map(|role| role.as_str())
+            .map(Name::as_str)
             .filter(|role| matches!(*role, "operator" | "admin"))
             .collect();
         Self {

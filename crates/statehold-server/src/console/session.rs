@@ -1,4 +1,4 @@
-//! One session: what its user sees, its tree, its state, and everything that is hidden.
+//! One session: its transcript, its tree, its state, and its hidden items.
 
 use askama::Template;
 use axum::extract::RawQuery;
@@ -45,7 +45,7 @@ struct SessionPage {
     content: Content,
     /// The address of the page with what came before, or with more keys.
     next: Option<String>,
-    /// What the link to it says.
+    /// The text of the link to it.
     older: &'static str,
     /// The address of this part from its beginning.
     first: String,
@@ -75,7 +75,7 @@ struct StateLine {
     value: PageText,
 }
 
-/// What a session is.
+/// The facts about a session.
 struct Facts {
     id: String,
     name: Option<String>,
@@ -150,7 +150,7 @@ async fn session_page(call: &ConsoleCall, query: Option<&str>) -> Result<Respons
     let query: SessionQuery = page::query(query)?;
     let session = api::session::read(context.engine(), &context.caller, id).await?;
     let begin = (!query.cursor.is_empty()).then_some(query.cursor.as_str());
-    let (content, next) = match query.tab.as_str() {
+    let (part, next) = match query.tab.as_str() {
         "" => conversation(call, id, begin).await?,
         "hidden" => trace(call, id, begin).await?,
         "tree" => tree(call, id, query.before).await?,
@@ -179,7 +179,7 @@ async fn session_page(call: &ConsoleCall, query: Option<&str>) -> Result<Respons
             tab("Hidden items", "hidden"),
         ],
         facts,
-        content,
+        content: part,
         next,
         older: if query.tab == "state" {
             "Further keys"
@@ -192,7 +192,7 @@ async fn session_page(call: &ConsoleCall, query: Option<&str>) -> Result<Respons
     Ok(whole(call, page.render()))
 }
 
-/// What the user sees.
+/// The transcript, as its user sees it.
 async fn conversation(
     call: &ConsoleCall,
     session: SessionId,
@@ -204,12 +204,12 @@ async fn conversation(
     let (engine, caller) = (context.engine(), &context.caller);
     let read = |page| api::session::messages(engine, caller, session, (before, page));
     let (found, next) = context.read_page(PAGE, read).await?;
-    let content = Content::Items {
+    let part = Content::Items {
         lines: found.messages.iter().map(ItemLine::message).collect(),
         is_trace: false,
     };
     let next = next.map(|seq| format!("/console/sessions/{session}?cursor={}", cursor.seal(seq)));
-    Ok((content, next))
+    Ok((part, next))
 }
 
 /// Everything. The audit stream has the read.
@@ -230,7 +230,7 @@ async fn trace(
         .messages
         .iter()
         .map(|item| ItemLine::item(item, &names));
-    let content = Content::Items {
+    let part = Content::Items {
         lines: lines.collect(),
         is_trace: true,
     };
@@ -240,7 +240,7 @@ async fn trace(
             cursor.seal(seq)
         )
     };
-    Ok((content, next.map(address)))
+    Ok((part, next.map(address)))
 }
 
 async fn tree(

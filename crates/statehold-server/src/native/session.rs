@@ -265,12 +265,11 @@ pub(crate) enum TraceForm {
 /// The form that a call asks for. Only traces have forms.
 pub(crate) fn trace_form(form: Option<&str>, is_trace: bool) -> Result<TraceForm, Problem> {
     match form {
-        None => Ok(TraceForm::Items),
         Some("items" | "tool_call_history") if !is_trace => {
             let detail = "`form` is for traces; add `view=trace`";
             Err(Problem::new(Code::BadQuery, detail))
         }
-        Some("items") => Ok(TraceForm::Items),
+        None | Some("items") => Ok(TraceForm::Items),
         Some("tool_call_history") => Ok(TraceForm::ToolCallHistory),
         Some(_) => {
             let detail = "`form` is items or tool_call_history";

@@ -10,6 +10,7 @@ use statehold_agents::runner::{ConversationReader, Runner, RunnerError, RunnerOp
 use statehold_agents::scratch::{EngineFactory, Scratch};
 use statehold_agents::spec::AgentBook;
 use statehold_core::name::Name;
+use statehold_engine::debug_log::DebugLog;
 use statehold_engine::policy::Policies;
 use statehold_engine::{Clock, Credential, Engine, Swap};
 use statehold_server::{Reload, ReloadError, ReloadFuture, ReloadMistake, ReloadReport};
@@ -82,6 +83,8 @@ pub(super) struct ReloadContext {
     pub(super) engine: Engine,
     pub(super) tenant: Name,
     pub(super) conversation_reader: ConversationReader,
+    /// Where the exchanges of turns are logged, if they are.
+    pub(super) debug_log: Option<Arc<DebugLog>>,
 }
 
 impl ReloadContext {
@@ -103,6 +106,7 @@ impl ReloadContext {
         let options = RunnerOptions {
             on_step,
             conversation_reader: Some(self.conversation_reader.clone()),
+            debug_log: self.debug_log.clone(),
             ..RunnerOptions::default()
         };
         let runner = Runner::start(engine, tenant, book, options).await?;

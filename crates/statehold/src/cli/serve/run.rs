@@ -11,7 +11,8 @@ use anyhow::Context;
 use statehold_agents::push::{self, Guard};
 use statehold_agents::runner::{ConversationReader, StepHook};
 use statehold_core::name::Name;
-use statehold_engine::{Engine, OffsetClock};
+use statehold_engine::policy::Policies;
+use statehold_engine::{Clock, Engine, OffsetClock, debug_log};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::read_token;
 use statehold_server::seal::Sealer;
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing_subscriber::EnvFilter;
 
-use super::reload::{ActiveConfig, HangupSignals, MakePlan, ReloadContext};
+use super::reload::{ActiveConfig, ConfigReloader, HangupSignals, MakePlan, ReloadContext};
 use super::{PlannedStorage, ServePlan};
 use crate::cli::output::CliOutput;
 use crate::cli::printable;
@@ -97,11 +98,12 @@ async fn run_server(
     let mark = program_mark(data, on_disk);
     let active = ActiveConfig::new(config.clone(), declared, &demo, mark.as_deref());
     let policies = active.policies.clone();
-    let EngineParts { engine, sealer } = if on_disk {
-        wire::on_disk(&config.store, Arc::clone(&clock), policies).await?
-    } else {
-        wire::in_memory(Arc::clone(&clock), policies).await?
-    };
+    let parts = open_engine(plan, Arc::clone(&clock), policies).await?;
+    let EngineParts {
+        engine,
+        sealer,
+        debug_log,
+    } = parts;
     engine.set_service_credentials(active.credentials.clone());
     let tenant: Name = "default".parse().context("the tenant has a name")?;
     demo::revoke_keys(&engine, &tenant).await?;
@@ -125,6 +127,7 @@ async fn run_server(
         engine: engine.clone(),
         tenant: tenant.clone(),
         conversation_reader: conversation_reader(config, &listener, sealer.clone())?,
+        debug_log,
     };
     let reloader = Arc::new(context.start_agents(active, on_step).await?);
     let connections_open = Arc::new(AtomicUsize::new(0));
@@ -133,16 +136,8 @@ async fn run_server(
     let options = ServerOptions {
         calls_max: connections_max,
         push_guard: guard.clone(),
-        keys_required: config.auth.required,
         clock: moved,
-        agents: reloader.agents(),
-        chat_session_ttl_seconds: config.chat.session_ttl_seconds(),
-        answerers: config.chat.answerers.clone(),
-        ums: config.ums.options(),
-        scratch: Some(reloader.scratch()),
-        console: config.console.enabled,
-        reload: Some(Arc::clone(&reloader) as Arc<dyn Reload>),
-        ..limited(&config.limits)
+        ..server_options(config, &reloader)
     };
     let accept = accept_options(&config.server, connections_max, &connections_open);
     let metrics = Metrics::new(connections_open);
@@ -178,6 +173,37 @@ async fn run_server(
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
+}
+
+/// Opens the engine of a plan, and its debug log.
+async fn open_engine(
+    plan: &ServePlan,
+    clock: Arc<dyn Clock>,
+    policies: Policies,
+) -> anyhow::Result<EngineParts> {
+    let config = &plan.config;
+    match plan.storage {
+        PlannedStorage::Disk { .. } => {
+            let debug_log = config.debug_log.limits();
+            wire::on_disk(&config.store, debug_log, clock, policies).await
+        }
+        PlannedStorage::Memory => wire::in_memory(clock, policies).await,
+    }
+}
+
+/// The options that come from the configuration and from the agents.
+fn server_options(config: &Config, reloader: &Arc<ConfigReloader>) -> ServerOptions {
+    ServerOptions {
+        keys_required: config.auth.required,
+        agents: reloader.agents(),
+        chat_session_ttl_seconds: config.chat.session_ttl_seconds(),
+        answerers: config.chat.answerers.clone(),
+        ums: config.ums.options(),
+        scratch: Some(reloader.scratch()),
+        console: config.console.enabled,
+        reload: Some(Arc::clone(reloader) as Arc<dyn Reload>),
+        ..limited(&config.limits)
+    }
 }
 
 /// Where tools that are agents read conversations, and how their tokens are sealed.
@@ -370,6 +396,13 @@ fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) 
             row("Data", &format!("{data}  {ways}"));
         }
     }
+    if config.debug_log.enabled {
+        let what = match plan.storage {
+            PlannedStorage::Memory => "not kept: the data is in memory".to_owned(),
+            PlannedStorage::Disk { .. } => format!("on: statehold debug-log show --data {data}"),
+        };
+        row("Debug log", &what);
+    }
     if plan.clock_offset_seconds.is_some() {
         let call = format!("POST {url}/v1/dev/clock {{\"step_seconds\": 3600}}");
         row("Clock", &format!("can be moved: {call}"));
@@ -426,6 +459,9 @@ fn remove_own_files(data: &Path) -> anyhow::Result<()> {
     }
     for name in OWN_FILES {
         remove_existing(&data.join(name))?;
+    }
+    for file in debug_log::file_paths(data).unwrap_or_default() {
+        remove_existing(&file)?;
     }
     Ok(())
 }
