@@ -14,6 +14,7 @@ mod mcp_agents;
 mod mistakes;
 mod models;
 mod pipelines;
+mod redaction;
 mod routers;
 mod secret;
 mod state_rules;
@@ -38,6 +39,7 @@ pub(crate) use secret::secret;
 pub(crate) use tables::{ConfigTables, agent_table, other_settings, tool_table};
 
 use models::ModelConfig;
+use redaction::RedactionConfig;
 use state_rules::{StateKeys, StateRuleConfig};
 use tool_servers::ToolServerConfig;
 use values::WholeUrl;
@@ -58,6 +60,7 @@ pub(crate) struct Config {
     pub(crate) limits: LimitsConfig,
     pub(crate) chat: ChatConfig,
     pub(crate) push: PushConfig,
+    pub(crate) redaction: RedactionConfig,
     /// The models that agents use.
     #[serde(default, skip_serializing)]
     pub(crate) models: BTreeMap<Name, ModelConfig>,

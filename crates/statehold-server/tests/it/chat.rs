@@ -104,7 +104,7 @@ fn book() -> Arc<AgentBook> {
     })
 }
 
-fn setup() -> Setup {
+pub(crate) fn setup() -> Setup {
     Setup {
         server: ServerOptions {
             agents: book().into(),
