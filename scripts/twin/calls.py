@@ -734,9 +734,9 @@ def decision_of(world, known):
             "sha256:", "") if world.chance(0.9) else "0" * 64
     if word == "edit":
         shown = known.get("args")
-        args = (shown if isinstance(shown, dict) else {}) | {"amount": world.pick([7, 5000]), "card": world.pick(["[redacted]", "5500"])}
+        args = (shown if isinstance(shown, dict) else {}) | {"amount": world.pick([7, 5000]), "card": world.pick(["[redacted:path]", "5500"])}
         if world.chance(0.6):
-            args |= {"password": "[redacted]", "to": [{"pin": "[redacted]", "name": "b"}]}
+            args |= {"password": "[redacted:secret-key-name]", "to": [{"pin": "[redacted:path]", "name": "b"}]}
         body["args"] = args
     if word == "respond":
         body["content"] = world.pick(["yes", "text", {"n": 1}, {"outcome": "ran", "result": 1}, 7])

@@ -123,7 +123,7 @@ def approved(run):
     run.make(run.world.plain("holds_read", "approver", {"hold_id": hold["id"]}))
     run.make(run.world.plain("holds_read", "ann", {"hold_id": hold["id"]}))
     decision = {"decision": "edit", "digest": hold["action"]["digest"],
-                "args": {"password": "[redacted]", "to": "c@d.example"}}
+                "args": {"password": "[redacted:secret-key-name]", "to": "c@d.example"}}
     for role in ("approver", "approver", "carol"):
         run.make(run.world.plain("holds_decide", role, {"hold_id": hold["id"]}, decision))
     run.make(run.world.plain("requests_read", "worker", {"request_id": request["id"]}))
@@ -165,7 +165,7 @@ def gated(run):
     if word in ("approve", "edit"):
         decision["digest"] = hold["action"]["digest"]
     if word == "edit":
-        decision["args"] = {"card": "[redacted]", "amount": 6, "password": "[redacted]", "to": [{"pin": "9"}]}
+        decision["args"] = {"card": "[redacted:path]", "amount": 6, "password": "[redacted:secret-key-name]", "to": [{"pin": "9"}]}
     if word == "respond":
         decision["content"] = {"paid": "by hand"}
     for role in ("approver", "client", "operator", "clerk", "tina"):

@@ -46,7 +46,7 @@ enum Task {
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// The subject to measure.
-        #[arg(value_parser = ["store", "server", "holds", "hostile", "chat", "recall", "lists", "mcp"])]
+        #[arg(value_parser = ["store", "server", "holds", "hostile", "chat", "recall", "lists", "mcp", "redact"])]
         what: String,
         /// One short round.
         #[arg(long)]
@@ -105,7 +105,7 @@ fn main() -> Result<()> {
             tool(Profile::Release, "crash", &args)
         }
         Task::Bench { what, quick, json } => {
-            if !["lists", "store"].contains(&what.as_str()) {
+            if !["lists", "redact", "store"].contains(&what.as_str()) {
                 build(Profile::Dist, "statehold", "statehold")?;
             }
             let mut args = Vec::new();
@@ -114,6 +114,10 @@ fn main() -> Result<()> {
                 json.into_iter()
                     .flat_map(|file| ["--json".to_owned(), file]),
             );
+            if what == "redact" {
+                let example = ["--example", "bench_redact"];
+                return run(Profile::Dist, "statehold-core", &example, &args);
+            }
             // The same programs are called in both.
             let name = if what == "recall" {
                 args.push("--recall".to_owned());

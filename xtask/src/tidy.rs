@@ -54,8 +54,10 @@ const UNPUBLISHED: &[&str] = &["statehold-model", "statehold-testkit"];
 
 /// The core does no I/O: its dependency list is closed.
 const CORE_DEPENDENCIES: &[&str] = &[
+    "aho-corasick",
     "data-encoding",
     "hmac",
+    "regex",
     "serde",
     "serde_json",
     "serde_json_canonicalizer",

@@ -1,5 +1,6 @@
 //! Writes the draft of a turn's answer: the texts of its models, message by message.
 
+use crate::llm::EchoGuard;
 use crate::runner::AgentRun;
 
 /// Separator between the messages of one turn.
@@ -11,6 +12,8 @@ pub(crate) struct DraftWriter {
     write: Box<dyn Fn(&str) + Send + Sync>,
     has_text: bool,
     needs_separator: bool,
+    /// Holds back what repeats the prompt of the agent.
+    echo: Option<EchoGuard>,
 }
 
 impl DraftWriter {
@@ -23,6 +26,28 @@ impl DraftWriter {
             write: Box::new(write),
             has_text: false,
             needs_separator: false,
+            echo: None,
+        }
+    }
+
+    /// Holds back what repeats the prompt of the agent.
+    pub(crate) fn guarded_by(self, echo: Option<EchoGuard>) -> Self {
+        Self { echo, ..self }
+    }
+
+    /// Whether what was written repeats the prompt. Nothing more is shown then.
+    pub(crate) fn has_echo(&mut self) -> bool {
+        self.echo.as_mut().is_some_and(|echo| {
+            echo.end_text();
+            echo.has_echo()
+        })
+    }
+
+    /// Shows what was held back: the answer ends here.
+    pub(crate) fn finish(&mut self) {
+        let rest = self.echo.as_mut().map(EchoGuard::finish);
+        if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+            (self.write)(&rest);
         }
     }
 
@@ -37,9 +62,19 @@ impl DraftWriter {
         }
         self.has_text = true;
         if std::mem::take(&mut self.needs_separator) {
-            (self.write)(MESSAGE_SEPARATOR);
+            self.show(MESSAGE_SEPARATOR);
         }
-        (self.write)(piece);
+        self.show(piece);
+    }
+
+    fn show(&mut self, piece: &str) {
+        let Some(echo) = &mut self.echo else {
+            return (self.write)(piece);
+        };
+        let shown = echo.push(piece);
+        if !shown.is_empty() {
+            (self.write)(&shown);
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod call_check;
 pub(crate) mod model_messages;
+mod prompt_echo;
 mod prompt_template;
 
 use std::collections::BTreeMap;
@@ -30,9 +31,11 @@ use crate::spec::LlmSpec;
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 pub(crate) use call_check::CallChecker;
 pub(crate) use model_messages::with_files;
+pub(crate) use prompt_echo::EchoGuard;
 
 use call_check::RefusedCalls;
 use model_messages::{MediaBudget, ModelMessages};
+use prompt_echo::WITHHELD;
 use prompt_template::PromptTemplate;
 
 /// Tool servers that could not be asked for their tools in a turn, with the reasons.
@@ -102,6 +105,10 @@ impl LlmAgent {
                 draft.write(&refusal);
                 text = refusal;
             }
+            let withheld = draft.has_echo();
+            if withheld {
+                WITHHELD.clone_into(&mut text);
+            }
             let checker = CallChecker {
                 engine: &engine,
                 agent: &agent,
@@ -112,6 +119,7 @@ impl LlmAgent {
             complete_arguments = Some(arguments);
             let model_reply = ModelReply {
                 text,
+                withheld,
                 tool_calls,
                 finish_reason: reply.finish_reason,
                 tokens: usage.tokens,
@@ -125,7 +133,7 @@ impl LlmAgent {
         };
         let step = (StepKind::Model, "the reply of the model");
         let model_reply: ModelReply = run.step(step, conversation.bytes(), work).await?;
-        if complete_arguments.is_none() {
+        if complete_arguments.is_none() && !model_reply.withheld {
             draft.write(&model_reply.text);
         }
         Ok((model_reply, complete_arguments))
@@ -136,6 +144,16 @@ impl LlmAgent {
         let values = run.state_values(&self.prompt.keys()).await?;
         let prompt = self.prompt.render(&values)?;
         Ok(raw(&json!({"role": "system", "content": prompt})))
+    }
+
+    /// The guard of a turn against answers that repeat the prompt, with the state values of now.
+    async fn echo_guard(&self, run: &AgentRun) -> Result<Option<EchoGuard>, TurnError> {
+        let Some(words) = self.spec.prompt_echo_words else {
+            return Ok(None);
+        };
+        let values = run.state_values(&self.prompt.keys()).await?;
+        let prompt = self.prompt.render(&values)?;
+        Ok(Some(EchoGuard::new(&prompt, words)))
     }
 
     /// Checks the budgets of the turn before a model call.
@@ -183,7 +201,8 @@ impl Agent for LlmAgent {
         let agent = run.spec.name.clone();
         let servers = (Arc::clone(&self.tools), self.spec.tool_servers.clone());
         let mut toolbox = Toolbox::new(servers, self.spec.state.clone());
-        let mut draft = DraftWriter::of(run);
+        let mut draft = DraftWriter::of(run).guarded_by(self.echo_guard(run).await?);
+        let mut withheld = false;
         let mut refused = RefusedCalls::new();
         let mut servers_left_out = LeftOutServers::new();
         let (mut calls, mut tokens) = (0, 0_u64);
@@ -201,11 +220,21 @@ impl Agent for LlmAgent {
                 .await?;
             calls += 1;
             tokens = tokens.saturating_add(model_reply.tokens);
+            withheld |= model_reply.withheld;
             if !model_reply.text.is_empty() {
                 texts.push(model_reply.text.clone());
             }
             if model_reply.tool_calls.is_empty() {
+                if withheld {
+                    texts = vec![WITHHELD.to_owned()];
+                } else {
+                    draft.finish();
+                }
                 let mut answer = TurnAnswer::plain(join_texts(&texts, &model_reply)?);
+                if let Some(words) = self.spec.prompt_echo_words.filter(|_| withheld) {
+                    let note = TraceNote::new("prompt_echo", &json!({"words": words}));
+                    answer.notes.push(note);
+                }
                 let digest = Digest::sha256(self.spec.prompt.as_bytes());
                 let prompt = TraceNote::new("prompt", &json!({"digest": digest}));
                 answer.notes.push(prompt);

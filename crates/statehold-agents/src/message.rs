@@ -7,7 +7,7 @@ use statehold_core::ids::RequestId;
 use statehold_core::item::{Attachment, AttachmentSource, Role};
 use statehold_core::name::Name;
 use statehold_engine::bodies::{
-    AttachmentBody, ItemBody, PartBody, Raw, message_in, parse, payload, text_of, to_bytes,
+    AttachmentBody, ItemBody, PartBody, Raw, message_in, parse, payload, text_of,
 };
 use statehold_engine::{Payloads, StoredItem, StoredRecord};
 
@@ -143,17 +143,14 @@ impl AgentMessage {
                 (None, Some(_)) => AttachmentSource::ReferenceUrl,
                 (None, None) => AttachmentSource::Inline,
             };
-            (to_bytes(file), source)
+            (payloads.put_file(file), source)
         });
         let files: Vec<_> = files.collect();
         Output {
-            body: payloads.put(to_bytes(&body)),
+            body: payloads.put_item(&body),
             attachments: files
                 .into_iter()
-                .map(|(bytes, source)| Attachment {
-                    body: payloads.put(bytes),
-                    source,
-                })
+                .map(|(body, source)| Attachment { body, source })
                 .collect(),
         }
     }

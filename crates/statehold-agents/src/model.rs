@@ -37,6 +37,9 @@ pub(crate) struct ModelClient {
 pub(crate) struct ModelReply {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) text: String,
+    /// Whether the text repeated the prompt, and `text` is what users read instead.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) withheld: bool,
     /// Requested tool calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) tool_calls: Vec<RequestedCall>,

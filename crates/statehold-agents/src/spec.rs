@@ -402,6 +402,8 @@ pub struct LlmSpec {
     pub steps_max: u32,
     /// Most tokens per turn.
     pub tokens_max: Option<u64>,
+    /// An answer that repeats so many words of the prompt, one after the other, is withheld.
+    pub prompt_echo_words: Option<usize>,
     /// The scopes of its state tools.
     pub state: StateAccess,
 }

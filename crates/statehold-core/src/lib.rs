@@ -24,6 +24,7 @@ pub mod number;
 pub mod principal;
 pub mod projection;
 pub mod record;
+pub mod redact;
 pub mod request;
 pub mod root;
 #[cfg(feature = "schema")]

@@ -39,6 +39,9 @@ pub struct ItemBody {
     /// Of an event of a framework: its id and times. The event itself is `data`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<EventMark>,
+    /// The secrets that were redacted in it before it was stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub redactions: Vec<Redaction>,
     /// Of a message that came as parts with files: their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<PartBody>,
@@ -200,7 +203,7 @@ pub struct ActionBody {
 pub struct Redaction {
     /// The place, as a JSON Pointer into the arguments.
     pub path: String,
-    /// The rule that redacts it: `path`, `secret`, `email` or `card`.
+    /// The rule that redacts it: `path`, `email`, `card`, or the name of a rule for secrets.
     pub rule: String,
 }
 

@@ -22,10 +22,11 @@ use crate::background::session_time::SessionTimes;
 use crate::commit::auto_claim::OwnWorkers;
 use crate::commit::mailbox::Mailbox;
 use crate::commit::merge::Merges;
-use crate::commit::payloads::Payloads;
+use crate::commit::payloads::{Payloads, StoredRedaction};
 use crate::error::EngineError;
 use crate::guard::credentials::{Credential, Credentials};
 use crate::guard::policy::Policies;
+use crate::guard::redact::RedactionCounts;
 use crate::guard::sealed::SealedCalls;
 use crate::locks::{KeyedLocks, Lock};
 use crate::long_reads::LongReads;
@@ -123,6 +124,8 @@ pub(crate) struct Inner {
     pub(crate) temps: Temps,
     pub(crate) watches: Arc<Watches>,
     pub(crate) drafts: Arc<Drafts>,
+    /// How often each rule has redacted something.
+    pub(crate) redactions: Arc<RedactionCounts>,
     pub(crate) hold_keys: Arc<dyn HoldKeys>,
     pub(crate) sealed_calls: SealedCalls,
     pub(crate) credentials: Arc<Credentials>,
@@ -198,6 +201,7 @@ impl Engine {
             temps: Temps::default(),
             watches: Arc::default(),
             drafts: Arc::default(),
+            redactions: Arc::default(),
             users: Users::default(),
             due_walk: DueWalk::default(),
             api_keys: RwLock::default(),
@@ -303,7 +307,18 @@ impl Engine {
         let user = self.payload_key(KeyOwner::User(owner.user)).await?;
         let tenant = KeyOwner::Tenant(owner.tenant.clone());
         let tenant = self.payload_key(tenant).await?;
-        Ok(Payloads::new(user, tenant))
+        let mut payloads = Payloads::new(user, tenant);
+        payloads.redact_by(self.redaction_for(&owner.agent));
+        Ok(payloads)
+    }
+
+    /// How what this agent writes is redacted.
+    pub(crate) fn redaction_for(&self, agent: &Name) -> StoredRedaction {
+        StoredRedaction {
+            policies: self.policies(),
+            agent: agent.clone(),
+            counts: Arc::clone(&self.inner.redactions),
+        }
     }
 
     pub(crate) async fn payload_key(

@@ -23,7 +23,7 @@ use statehold_store::{MemoryPage, MemoryQuery, PageLimit, SharedOwner, StoredRec
 
 use crate::api::caller::{ReadToken, token_caller};
 use crate::api::conversation::{self, ConversationPage, ConversationPlace};
-use crate::bodies::{ItemBody, to_bytes};
+use crate::bodies::ItemBody;
 use crate::caller::{Caller, PhaseScope};
 use crate::claim::ClaimedRequest;
 use crate::commit::call::{Call, DecidedCommit};
@@ -94,7 +94,7 @@ impl WriteBatch {
             kind,
             visibility: Visibility::Hidden,
             role: None,
-            body: self.payloads.put(to_bytes(body)),
+            body: self.payloads.put_own_item(body),
             attachments: Vec::new(),
             call,
         });
@@ -111,8 +111,8 @@ impl WriteBatch {
     /// Replaces the value of a session or user key.
     pub fn set_state(&mut self, key: StateKey, value: &RawValue) {
         self.state.set.push(StateSet {
+            value: self.payloads.put_value(&key, value.get().into()),
             key,
-            value: self.payloads.put_json(value),
             merge: MergePolicy::Replace,
         });
     }
@@ -120,7 +120,7 @@ impl WriteBatch {
     /// Writes a value under the merge policy that the configuration gives its key.
     pub fn merge_state(&mut self, key: StateKey, value: &RawValue) {
         self.state.set.push(StateSet {
-            value: self.payloads.put_json(value),
+            value: self.payloads.put_value(&key, value.get().into()),
             merge: self.policies.state.merge_of(&key),
             key,
         });
@@ -133,7 +133,7 @@ impl WriteBatch {
 
     /// Replaces the private state of the task.
     pub fn set_task_state(&mut self, state: &RawValue) {
-        self.task_state = Some(self.payloads.put_json(state));
+        self.task_state = Some(self.payloads.put_opaque(state.get().into()));
     }
 
     /// The command that appends the batch to a request.
@@ -356,12 +356,19 @@ impl LeasedRequest {
     /// If there is no such session, or its keys cannot be read.
     pub async fn batch(&self) -> Result<WriteBatch, EngineError> {
         Ok(WriteBatch {
-            payloads: self.engine.payloads_of(self.ids.session).await?,
+            payloads: self.payloads().await?,
             items: Vec::new(),
             state: StatePatch::default(),
             task_state: None,
             policies: self.engine.policies(),
         })
+    }
+
+    /// Payloads that this request's agent writes.
+    async fn payloads(&self) -> Result<Payloads, EngineError> {
+        let mut payloads = self.engine.payloads_of(self.ids.session).await?;
+        payloads.redact_by(self.engine.redaction_for(&self.agent));
+        Ok(payloads)
     }
 
     /// Appends a batch. Returns the ids of its items, in order.
@@ -502,7 +509,7 @@ impl LeasedRequest {
     ///
     /// If the lease is lost, or holds are open.
     pub async fn fail(&self, error: &RawValue) -> Result<(), EngineError> {
-        let mut payloads = self.engine.payloads_of(self.ids.session).await?;
+        let mut payloads = self.payloads().await?;
         let command = Command::FailRequest {
             by: self.ids.fenced(),
             error: payloads.put_json(error),
@@ -538,7 +545,7 @@ impl LeasedRequest {
     ///
     /// If the lease is lost, the hold is invalid, or the policy is stricter.
     pub async fn open_hold(&self, spec: HoldSpec) -> Result<(), EngineError> {
-        let payloads = self.engine.payloads_of(self.ids.session).await?;
+        let payloads = self.payloads().await?;
         let (write, by) = (self.write(payloads), self.ids.fenced());
         let opened = open_hold(write, by, spec, Vec::new()).await;
         opened.map(drop)

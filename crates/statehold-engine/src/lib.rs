@@ -52,7 +52,7 @@ pub use error::EngineError;
 pub use feed::FeedEntry;
 pub use guard::credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
 pub use guard::policy;
-pub use guard::redact::{PathRule, Pattern};
+pub use guard::redact::{PathRule, Pattern, RedactionRules};
 pub use guard::schema::{FieldError, Schema};
 pub use guard::sealed::OpenedArgs;
 pub use guard::state_rules::{StateKeyPattern, StateRule, StateRules};

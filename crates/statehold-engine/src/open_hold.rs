@@ -20,7 +20,7 @@ use statehold_core::number::{canonical_value, require_exact_arguments};
 use statehold_core::session::SessionState;
 
 use crate::api::hold::HoldView;
-use crate::bodies::{ActionBody, HoldBody, ItemBody, Raw, Reason, parse, to_bytes};
+use crate::bodies::{ActionBody, HoldBody, ItemBody, Raw, Reason, parse};
 use crate::commit::call::{DecidedCommit, Receipt};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
@@ -151,7 +151,7 @@ pub(crate) async fn open_hold(
     let hold = NewHold {
         id,
         kind: spec.kind,
-        body: write.payloads.put(to_bytes(&body)),
+        body: write.payloads.put_hold(&body),
         call: target,
         digest,
         allowed: spec.allowed,
@@ -165,8 +165,9 @@ pub(crate) async fn open_hold(
         risk: terms.risk,
         policy: policy.digest,
     };
+    // An idempotency key stores this view, so it must contain only what the store has.
+    let body: HoldBody = parse(write.payloads.get(&hold.body));
     let command = Command::OpenHold { by, hold, items };
-    // An idempotency key stores this view, so it must contain only the preview.
     let view = |made: &DecidedCommit<'_>| HoldView::of_commit(made, id, body.clone());
     let done = write.commit(&command, view).await;
     // Destroy the key if no hold was opened under this id: the command was refused or replayed. If
@@ -227,7 +228,7 @@ impl Engine {
             };
             if let Some(shown) = self.shown_arguments(agent, tool, arguments) {
                 body.arguments = Some(shown);
-                item.body = payloads.put(to_bytes(&body));
+                item.body = payloads.put_item(&body);
             }
         }
     }
@@ -235,8 +236,20 @@ impl Engine {
     /// The preview of a call's arguments. None if the tool's policy redacts nothing in them.
     pub fn shown_arguments(&self, agent: &Name, tool: &str, arguments: &RawValue) -> Option<Raw> {
         let args = serde_json::from_str(arguments.get()).ok()?;
-        let shown = preview(&args, &self.policies().of(agent, tool).rules());
+        let policies = self.policies();
+        let shown = preview(
+            &args,
+            &policies.of(agent, tool).rules(),
+            &policies.redaction.redactor,
+        );
         (!shown.redactions.is_empty()).then(|| raw(&shown.value))
+    }
+
+    /// A call's arguments as a step with them is stored. None if they have no secrets.
+    pub fn stored_arguments(&self, agent: &Name, arguments: &RawValue) -> Option<Raw> {
+        let policies = self.policies();
+        let redacted = policies.redaction.of(agent)?.json(arguments.get(), &[])?;
+        RawValue::from_string(redacted.text).ok()
     }
 
     /// Binds an action to its call: a call in the same command, a call recorded earlier, or a new one.
@@ -255,7 +268,8 @@ impl Engine {
                 path: "action.args",
                 what: error.to_string(),
             })?;
-        let Preview { value, redactions } = preview(&args, &policy.rules());
+        let Preview { value, redactions } =
+            preview(&args, &policy.rules(), &self.policies().redaction.redactor);
         // Without redactions, keep the exact bytes of the arguments.
         let shown = match redactions.as_slice() {
             [] => action.args.clone(),
@@ -275,7 +289,7 @@ impl Engine {
                     kind: ItemKind::ToolCall,
                     visibility: Visibility::Hidden,
                     role: None,
-                    body: payloads.put(to_bytes(&body)),
+                    body: payloads.put_item(&body),
                     attachments: Vec::new(),
                     call: Some(NewCallMark::Call {
                         gated: true,

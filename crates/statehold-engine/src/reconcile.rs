@@ -14,7 +14,7 @@ use statehold_store::StoredItem;
 
 use crate::bodies::{
     ActionBody, DecisionBody, HoldBody, ItemBody, NO_ANSWER, NoAnswerBody, NoAnswerReason,
-    RECONCILE_TITLE, parse, payload, to_bytes,
+    RECONCILE_TITLE, Redaction, parse, payload, to_bytes,
 };
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -188,9 +188,18 @@ impl Engine {
         };
         let state = self.durable_state(session).await?;
         let (task, _) = self.find_task(&state, hold.task).await?;
-        let policy = self.policies().of(&task.agent, &tool);
+        let policies = self.policies();
+        let policy = policies.of(&task.agent, &tool);
         let args: Value = serde_json::from_str(arguments.get()).unwrap_or_default();
-        let Preview { value, redactions } = preview(&args, &policy.rules());
+        let Preview {
+            value,
+            mut redactions,
+        } = preview(&args, &policy.rules(), &policies.redaction.redactor);
+        // What the store has of the arguments may lack secrets already.
+        redactions.extend(item.redactions.into_iter().filter_map(|known| {
+            let path = known.path.strip_prefix("/arguments")?.to_owned();
+            Some(Redaction { path, ..known })
+        }));
         Ok(Some(ActionBody {
             tool,
             args: raw(&value),

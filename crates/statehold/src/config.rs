@@ -14,6 +14,7 @@ mod mcp_agents;
 mod mistakes;
 mod models;
 mod pipelines;
+mod redaction;
 mod routers;
 mod secret;
 mod state_rules;
@@ -41,6 +42,7 @@ pub(crate) use secret::secret;
 pub(crate) use tables::{ConfigTables, agent_table, other_settings, tool_table};
 
 use models::ModelConfig;
+use redaction::RedactionConfig;
 use state_rules::{StateKeys, StateRuleConfig};
 use tool_servers::ToolServerConfig;
 use values::{BoundedNumber, UmsPath, WholeUrl};
@@ -64,6 +66,7 @@ pub(crate) struct Config {
     pub(crate) push: PushConfig,
     pub(crate) console: ConsoleConfig,
     pub(crate) debug_log: DebugLogConfig,
+    pub(crate) redaction: RedactionConfig,
     /// The models that agents use.
     #[serde(default, skip_serializing)]
     pub(crate) models: BTreeMap<Name, ModelConfig>,

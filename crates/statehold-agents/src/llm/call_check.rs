@@ -82,7 +82,8 @@ impl CallChecker<'_> {
         if gated {
             require_holdable(&name, &arguments)?;
         }
-        let shown = shown.filter(|_| gated);
+        let stored = || self.engine.stored_arguments(self.agent, &whole);
+        let shown = shown.filter(|_| gated).or_else(stored);
         let server = tool.server.to_string();
         let this = (server, tool.original.clone(), whole.get().to_owned());
         if shown.is_none() && self.refused.contains(&this) {
@@ -113,6 +114,7 @@ impl CallChecker<'_> {
         let tool = self.tools.iter().find(|tool| tool.name == call.name);
         let name = tool.map_or_else(|| call.name.clone(), |tool| self.rules(tool).recorded);
         let shown = self.engine.shown_arguments(self.agent, &name, &written);
+        let shown = shown.or_else(|| self.engine.stored_arguments(self.agent, &written));
         RequestedCall {
             id: call.id,
             arguments: shown.unwrap_or(written).get().to_owned(),

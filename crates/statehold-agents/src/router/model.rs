@@ -216,6 +216,7 @@ impl AnswerWriter {
                 .send(request, &mut |piece| draft.write(piece))
                 .await?;
             let said = ModelReply {
+                withheld: false,
                 text: reply.content,
                 tool_calls: Vec::new(),
                 finish_reason: reply.finish_reason,

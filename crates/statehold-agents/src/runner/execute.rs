@@ -63,7 +63,7 @@ impl Generation {
         }
         let id = request.ids.request;
         // Keep the draft open until this turn ends, also if it panics.
-        let _draft = self.engine.open_draft(id);
+        let _draft = self.engine.open_draft(id).by(&spec.name);
         let mut run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit).await?;
         run.parent = Mutex::new(parent);
         let log = self.debug_log.clone();

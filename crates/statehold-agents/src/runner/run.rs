@@ -15,7 +15,7 @@ use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
 use statehold_core::request::RequestOutcome;
 use statehold_core::scope::{Scope, StateKey};
-use statehold_engine::bodies::{ItemBody, Raw};
+use statehold_engine::bodies::{ItemBody, Raw, parse, text_of};
 use statehold_engine::leased::{
     ClaimedTurn, EarlierAttempts, EarlierChild, LeasedRequest, WriteBatch,
 };
@@ -73,10 +73,10 @@ pub(super) struct UncommittedStep {
 impl UncommittedStep {
     /// Adds the items of the step, and the new private state. A text that the output of the same commit has
     /// is named, not repeated.
-    fn put(&self, batch: &mut WriteBatch, output: Option<&AgentMessage>) {
+    fn put(&self, batch: &mut WriteBatch, output: Option<&str>) {
         let mut step = self.body.clone();
         if let Some(output) = output {
-            step.name_output(&output.text());
+            step.name_output(output);
         }
         let body = ItemBody {
             name: Some(self.kind.word().to_owned()),
@@ -502,14 +502,17 @@ impl AgentRun {
     ) -> Result<(), EngineError> {
         self.require_nothing_deferred();
         let mut batch = self.request.batch().await?;
+        let output = answer.message.put(batch.payloads());
         if let Some(last) = last {
-            last.put(&mut batch, Some(&answer.message));
+            // Places in the output are places in what is stored of it.
+            let stored: ItemBody = parse(batch.payloads().get(&output.body));
+            let stored = stored.content.as_deref().map(text_of).unwrap_or_default();
+            last.put(&mut batch, Some(&stored));
         }
         for note in &answer.notes {
             batch.push(ItemKind::Note, None, &note.body());
         }
         put_shown(answer.shown.as_ref(), &mut batch);
-        let output = answer.message.put(batch.payloads());
         for note in left_out.values() {
             batch.push(ItemKind::Note, None, &note.body());
         }

@@ -285,7 +285,7 @@ async fn an_approved_call_is_made_once_with_all_it_was_asked_for() {
 
 #[tokio::test]
 async fn an_edited_call_is_made_as_it_was_changed_and_the_model_learns_of_it() {
-    let edit = json!({"args": {"user_id": 8, "pin": "[redacted]"}});
+    let edit = json!({"args": {"user_id": 8, "pin": "[redacted:path]"}});
     let (called, told) = one_call(DecisionKind::Edit, edit).await;
     assert_eq!(called.len(), 1);
     assert_eq!(called[0].args, json!({"user_id": 8, "pin": "pin-4711"}));

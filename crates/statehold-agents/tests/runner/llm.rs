@@ -29,6 +29,7 @@ pub(crate) struct Declared {
     pub(crate) tools: Vec<(&'static str, String)>,
     pub(crate) steps_max: u32,
     pub(crate) tokens_max: Option<u64>,
+    pub(crate) prompt_echo_words: Option<usize>,
     /// Retries of idempotent tools.
     pub(crate) retries: u32,
     /// Timeout of tools.
@@ -50,6 +51,7 @@ impl Declared {
             tools: Vec::new(),
             steps_max: 16,
             tokens_max: None,
+            prompt_echo_words: None,
             retries: 0,
             timeout: Duration::from_secs(20),
             trust_hints: false,
@@ -81,6 +83,7 @@ pub(crate) fn assistant(declared: &Declared) -> Arc<AgentSpec> {
             .collect(),
         steps_max: declared.steps_max,
         tokens_max: declared.tokens_max,
+        prompt_echo_words: declared.prompt_echo_words,
         state: StateAccess::default(),
     };
     let agent = agent("assistant", AgentKind::Llm(Arc::new(spec)));

@@ -34,6 +34,7 @@ fn llm_with(text: &str, prompt: &str, state: StateAccess) -> AgentSpec {
         tool_servers: Vec::new(),
         steps_max: 16,
         tokens_max: None,
+        prompt_echo_words: None,
         state,
     };
     let agent = agent(text, AgentKind::Llm(Arc::new(spec)));

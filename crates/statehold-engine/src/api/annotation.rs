@@ -318,10 +318,12 @@ async fn write<V: Serialize + DeserializeOwned + Send>(
         }
         let (mut write, _) =
             SessionWrite::authorised(engine, call, session, &Act::ManageSession).await?;
+        let value = write.payloads.put(text.into_bytes());
+        let members = members_of(write.payloads.get(&value));
         let patch = StatePatch {
             set: vec![StateSet {
                 key: key.clone(),
-                value: write.payloads.put(text.into_bytes()),
+                value,
                 merge: MergePolicy::Replace,
             }],
             if_versions: [(key.clone(), change.if_version.unwrap_or(version))].into(),

@@ -20,7 +20,7 @@ use statehold_core::scope::{MergePolicy, Scope, StateKey};
 
 use super::annotation;
 use super::hold::{self, DecisionInput};
-use super::json::{Raw, raw_text, to_body};
+use super::json::{Raw, raw_text};
 use super::session::{self, SessionInput, SessionView};
 use crate::answer_memory::AnswerMemory;
 use crate::bodies::{EventMark, ItemBody};
@@ -364,9 +364,10 @@ impl EventRecorder<'_> {
             items,
             state: state_patch(self.event.state.clone(), &mut write.payloads)?,
         });
+        let event = write.payloads.shown(&self.event.json);
         let view = |made: &DecidedCommit<'_>| {
             Some(EventWritten {
-                event: self.event.json.clone(),
+                event: event.clone(),
                 last_update,
                 revision: made.record.content.seq,
             })
@@ -390,7 +391,7 @@ fn items_of(event: &EventInput, mark: &EventMark, payloads: &mut Payloads) -> Ve
             event: Some(mark.clone()),
             ..ItemBody::default()
         };
-        payloads.put(to_body(&body))
+        payloads.put_item(&body)
     };
     match &event.message {
         Some((role, text)) if mark.is_open => {
@@ -455,11 +456,10 @@ fn state_patch(
         }
         let key = StateKey::lenient(&text).map_err(|error| bad(error.to_string()))?;
         let value = value.get().as_bytes().to_vec();
-        let value = match key.scope() {
-            Scope::Temp => continue,
-            Scope::App => payloads.put_app(value),
-            Scope::User | Scope::Session => payloads.put(value),
-        };
+        if key.scope() == Scope::Temp {
+            continue;
+        }
+        let value = payloads.put_value(&key, value);
         let merge = MergePolicy::Replace;
         patch.set.push(StateSet { key, value, merge });
     }

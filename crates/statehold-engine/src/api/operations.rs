@@ -1,5 +1,6 @@
 //! Operations: readiness, numbers for operators, the clock of a development server.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
@@ -56,25 +57,28 @@ pub async fn ready(engine: &Engine) -> Result<DamageCounts, EngineError> {
     Ok(inner.store.damage().counts())
 }
 
-/// Numbers of sessions, for operators.
-#[derive(Debug, Clone, Copy)]
-pub struct SessionCounts {
+/// Numbers for operators.
+#[derive(Debug, Clone)]
+pub struct EngineCounts {
     /// Sessions that are in memory.
     pub hot: usize,
     /// Damage that reads have met.
     pub damaged: DamageCounts,
+    /// How often each rule has redacted something that was to be stored.
+    pub redactions: BTreeMap<String, u64>,
 }
 
-/// Counts sessions.
+/// Counts what operators watch.
 ///
 /// # Errors
 ///
 /// If the caller is not an operator.
-pub fn session_counts(engine: &Engine, caller: &Caller) -> Result<SessionCounts, EngineError> {
+pub fn counts(engine: &Engine, caller: &Caller) -> Result<EngineCounts, EngineError> {
     require_any(caller, &[Role::Operator, Role::Admin])?;
-    Ok(SessionCounts {
+    Ok(EngineCounts {
         hot: engine.hot_sessions(),
         damaged: engine.inner().store.damage().counts(),
+        redactions: engine.inner().redactions.all(),
     })
 }
 

@@ -78,8 +78,9 @@ fn start_command(
     agent: Name,
     input: StartInput,
 ) -> Result<Command, EngineError> {
-    let payloads = &mut write.payloads;
     let had_credential = write.credential.is_some();
+    let payloads = &mut write.payloads;
+    payloads.redact_by(write.engine.redaction_for(&agent));
     let asked = message(&input.input, "input", had_credential, payloads)?;
     let output = input.output.as_ref();
     let output = output.map(|output| message(output, "output", false, payloads));
@@ -191,7 +192,7 @@ pub async fn append(
     let state = state_patch(write.engine, input.state, &mut write.payloads)?;
     let task_state = input
         .task_state
-        .map(|state| write.payloads.put_json(&state));
+        .map(|state| write.payloads.put_opaque(state.get().into()));
     if items.is_empty() && state.is_empty() && task_state.is_none() {
         return Err(EngineError::NothingToAppend);
     }
@@ -252,7 +253,9 @@ pub async fn complete(
         output,
         items,
         state,
-        task_state: input.task_state.map(|state| payloads.put_json(&state)),
+        task_state: input
+            .task_state
+            .map(|state| payloads.put_opaque(state.get().into())),
         close_task: input.close_task,
         cancel_children: input.cancel_children,
     };

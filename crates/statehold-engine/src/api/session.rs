@@ -165,8 +165,8 @@ pub(crate) fn create_command(
         name: input
             .name
             .as_ref()
-            .map(|name| payloads.put(name.clone().into_bytes())),
-        labels: labels.map(|labels| payloads.put(to_body(labels))),
+            .map(|name| payloads.put_opaque(name.clone().into_bytes())),
+        labels: labels.map(|labels| payloads.put_opaque(to_body(labels))),
         state,
         ttl,
         owner: owner.clone(),
@@ -370,7 +370,7 @@ async fn patch_once(
         None => None,
     };
     let mut write = SessionWrite::of_owner(engine, &call, session, &owner).await?;
-    let labels = labels.map(|json| write.payloads.put(json));
+    let labels = labels.map(|json| write.payloads.put_opaque(json));
     let name = new_name(changes, &mut write.payloads)?;
     if let Some(name) = &changes.name {
         summary.name = name.clone().value();
@@ -395,7 +395,7 @@ fn new_name(
     Ok(match &changes.name {
         Some(Change::Set(name)) => {
             require_name(name)?;
-            Some(Change::Set(payloads.put(name.clone().into_bytes())))
+            Some(Change::Set(payloads.put_opaque(name.clone().into_bytes())))
         }
         Some(Change::Clear) => Some(Change::Clear),
         None => None,

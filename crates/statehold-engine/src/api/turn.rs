@@ -97,7 +97,9 @@ impl TurnInput {
         owner: &Owner,
         payloads: &mut Payloads,
     ) -> Result<StartRequest, EngineError> {
-        let carried = CarriedMessage::by_user(&self.message.text, &self.message.files);
+        payloads.redact_by(engine.redaction_for(&self.agent));
+        let mut carried = CarriedMessage::by_user(&self.message.text, &self.message.files);
+        carried.redact(payloads);
         let (agent, principal) = (&self.agent, self.call.caller.principal);
         let chat = carried.digest(payloads, &owner.app, agent, principal);
         let body = ItemBody {
@@ -296,13 +298,16 @@ pub async fn open_turn_in_recalled_session(
     engine: &Engine,
     log: &Arc<DeliveryLog>,
     (call, new): (Call, SessionInput),
-    conversation: Conversation,
+    mut conversation: Conversation,
     input: impl FnOnce(SessionId) -> TurnInput + Send + 'static,
 ) -> Result<OpenTurn, (EngineError, Option<SessionId>)> {
     let owner = sessions::owner_of_new(engine, &call.caller, &new).await;
     let (owner, _, new_user) = owner.map_err(|error| (error, None))?;
     let payloads = engine.payloads_for(&owner).await;
-    let payloads = payloads.map_err(|error| (error, None))?;
+    let mut payloads = payloads.map_err(|error| (error, None))?;
+    payloads.redact_by(engine.redaction_for(&conversation.agent));
+    // What the client repeats is compared with what is stored.
+    conversation.redact(&payloads);
     let Conversation { agent, message, .. } = &conversation;
     let carrier = call.caller.principal;
     let own_digest = message.digest(&payloads, &owner.app, agent, carrier);

@@ -11,9 +11,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use statehold_core::ids::RequestId;
+use statehold_core::name::Name;
+use statehold_core::redact::TextStream;
 use tokio::sync::watch;
 
 use crate::engine::Engine;
+use crate::guard::redact::RedactionRules;
 use crate::locks::Lock;
 
 /// The maximum size of one draft. Readers get the rest when the answer is committed.
@@ -43,6 +46,10 @@ struct Draft {
 
 #[derive(Debug, Default)]
 struct DraftText {
+    /// Whose answer it is, if that is known.
+    agent: Option<Name>,
+    /// Holds back what may become a secret. None before the first piece of a writer.
+    unredacted: Option<TextStream>,
     /// Counts how often the draft started over.
     edition: u64,
     text: String,
@@ -118,7 +125,15 @@ impl Drop for DraftHandle {
 #[derive(Debug)]
 #[must_use = "it is open only as long as this is kept"]
 pub struct OpenDraft {
-    _handle: DraftHandle,
+    handle: DraftHandle,
+}
+
+impl OpenDraft {
+    /// The draft of an answer of this agent: the configuration may say how that is redacted.
+    pub fn by(self, agent: &Name) -> Self {
+        self.handle.draft.text.lock().agent = Some(agent.clone());
+        self
+    }
 }
 
 impl Draft {
@@ -127,16 +142,32 @@ impl Draft {
         let mut text = self.text.lock();
         text.said = 0;
         text.is_full = false;
+        text.unredacted = None;
         self.announce(&text);
     }
 
-    fn write(&self, piece: &str) {
+    fn write(&self, piece: &str, rules: &RedactionRules) {
         let mut text = self.text.lock();
         if text.is_full {
             return;
         }
-        text.add(piece);
-        self.announce(&text);
+        let redactor = match &text.agent {
+            Some(agent) => rules.of(agent),
+            None => rules.of_any(),
+        };
+        let Some(redactor) = redactor else {
+            text.add(piece);
+            self.announce(&text);
+            return;
+        };
+        let stream = &mut text.unredacted;
+        let stream = stream.get_or_insert_with(|| TextStream::new(redactor.clone()));
+        let shown = stream.push(piece);
+        text.is_full = stream.is_stopped();
+        if !shown.is_empty() {
+            text.add(&shown);
+            self.announce(&text);
+        }
     }
 
     fn announce(&self, text: &DraftText) {
@@ -161,8 +192,9 @@ impl DraftText {
             self.edition += 1;
             piece
         };
-        self.is_full = self.text.len() + new.len() > DRAFT_BYTES_MAX;
-        if !self.is_full {
+        if self.text.len() + new.len() > DRAFT_BYTES_MAX {
+            self.is_full = true;
+        } else {
             self.text.push_str(new);
         }
         self.said = self.text.len();
@@ -261,16 +293,17 @@ impl Engine {
     pub fn open_draft(&self, request: RequestId) -> OpenDraft {
         let handle = self.inner().drafts.hold(request);
         handle.draft.begin();
-        OpenDraft { _handle: handle }
+        OpenDraft { handle }
     }
 
-    /// Appends to the draft of a live request's answer. Dropped if it has no writer and no reader.
+    /// Appends to the draft of a live request's answer, without its secrets: the end of a piece that may become one
+    /// is held back until the next. Dropped if it has no writer and no reader.
     pub fn write_draft(&self, request: RequestId, piece: &str) {
         if piece.is_empty() {
             return;
         }
         if let Some(draft) = self.inner().drafts.find(request) {
-            draft.write(piece);
+            draft.write(piece, &self.policies().redaction);
         }
     }
 

@@ -334,7 +334,7 @@ fn merge_all(
             });
         } else {
             let set = &mut sets[input.index];
-            (set.value, set.merge) = (payloads.put(value), MergePolicy::Replace);
+            (set.value, set.merge) = (payloads.put_opaque(value), MergePolicy::Replace);
             results.session.push((key, version));
         }
     }

@@ -121,7 +121,13 @@ impl<'a> SessionWrite<'a> {
         let act = Act::WorkOn(request);
         rights::require_role(&call.caller, &act)?;
         let session = engine.session_of_request(request).await?;
-        let (write, _) = Self::authorised(engine, call, session, &act).await?;
+        let (mut write, _) = Self::authorised(engine, call, session, &act).await?;
+        if engine.policies().redaction.differs_by_agent() {
+            let state = engine.durable_state(session).await?;
+            if let Some(task) = state.task_of(request) {
+                write.payloads.redact_by(engine.redaction_for(&task.agent));
+            }
+        }
         Ok(write)
     }
 

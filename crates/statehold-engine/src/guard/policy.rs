@@ -18,7 +18,7 @@ use statehold_core::task::CloseOn;
 use crate::bodies::{ItemBody, parse};
 use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
-use crate::guard::redact::{PathRule, Pattern, Rules};
+use crate::guard::redact::{PathRule, Pattern, RedactionRules, Rules};
 use crate::guard::state_rules::StateRules;
 
 pub use condition::ArgsCondition;
@@ -105,6 +105,8 @@ pub struct Policies {
     pub close_on: BTreeMap<Name, CloseOn>,
     /// The rules of state keys.
     pub state: StateRules,
+    /// What is redacted before it is stored.
+    pub redaction: RedactionRules,
 }
 
 /// Separates the server of a tool from its name.

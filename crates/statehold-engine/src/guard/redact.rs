@@ -1,27 +1,117 @@
-//! Previews: arguments with sensitive values redacted by policy.
+//! Redaction of what is stored, and previews: arguments with sensitive values redacted by policy.
 //!
-//! A rule is a JSON Pointer (`*` matches one level) or a named pattern. The pattern `secret` also
-//! redacts every value under a name such as `password`. A preview lists each redaction with its path and
-//! rule, so that people know the preview is incomplete.
+//! Secrets are found by the rules of the core, in payloads before they are digested and stored, and in previews. A
+//! preview redacts more: values at a JSON Pointer (`*` matches one level), email addresses, card numbers. It lists each
+//! redaction with its path and rule, so that people know the preview is incomplete.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use statehold_core::name::Name;
+use statehold_core::redact::{FINDINGS_MAX, Finding, Redacted, Redactor, placeholder};
 
 use crate::bodies::Redaction;
+use crate::locks::Lock;
 
-/// The placeholder for a redacted value.
-pub(crate) const HIDDEN: &str = "[redacted]";
-/// How many redactions are listed. Further values are redacted without being listed.
-const REDACTIONS_MAX: usize = 256;
+/// Longer payloads are redacted apart from the threads that serve calls, in bytes.
+const APART_BYTES_MIN: usize = 256 * 1024;
+
+/// Whether secrets are redacted before they are stored, and the patterns that are secrets besides the rules.
+#[derive(Debug, Clone, Default)]
+pub struct RedactionRules {
+    /// Whether nothing is redacted, except where an agent says so.
+    pub is_off: bool,
+    /// What agents say, by agent.
+    pub agents: BTreeMap<Name, bool>,
+    /// The rules with the configured patterns.
+    pub redactor: Redactor,
+}
+
+impl RedactionRules {
+    /// Whether agents are redacted differently.
+    pub(crate) fn differs_by_agent(&self) -> bool {
+        !self.agents.is_empty()
+    }
+
+    /// The rules for what an agent writes, or is told. None if it is stored as it is.
+    pub(crate) fn of(&self, agent: &Name) -> Option<&Redactor> {
+        match self.agents.get(agent) {
+            Some(is_on) => is_on.then_some(&self.redactor),
+            None => self.of_any(),
+        }
+    }
+
+    /// The rules for agents that say nothing about it.
+    pub(crate) fn of_any(&self) -> Option<&Redactor> {
+        (!self.is_off).then_some(&self.redactor)
+    }
+}
+
+/// How often each rule has redacted something that was to be stored.
+#[derive(Debug, Default)]
+pub(crate) struct RedactionCounts {
+    by_rule: Lock<BTreeMap<String, u64>>,
+}
+
+impl RedactionCounts {
+    fn add(&self, findings: &[Finding]) {
+        let mut counts = self.by_rule.lock();
+        for finding in findings {
+            match counts.get_mut(finding.rule.as_str()) {
+                Some(count) => *count += 1,
+                None => drop(counts.insert(finding.rule.to_string(), 1)),
+            }
+        }
+    }
+
+    pub(crate) fn all(&self) -> BTreeMap<String, u64> {
+        self.by_rule.lock().clone()
+    }
+}
+
+/// Redacts what is to be stored, and counts what was found. A long payload does not keep other calls waiting.
+pub(crate) fn redact_stored(
+    bytes: usize,
+    counts: &RedactionCounts,
+    redact: impl FnOnce() -> Option<Redacted>,
+) -> Option<Redacted> {
+    let redacted = if bytes >= APART_BYTES_MIN {
+        apart(redact)
+    } else {
+        redact()
+    }?;
+    counts.add(&redacted.findings);
+    Some(redacted)
+}
+
+/// Lets another thread serve calls meanwhile, where the runtime has another.
+fn apart<T>(work: impl FnOnce() -> T) -> T {
+    use tokio::runtime::{Handle, RuntimeFlavor};
+    let has_threads = |handle: Handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread;
+    if Handle::try_current().is_ok_and(has_threads) {
+        tokio::task::block_in_place(work)
+    } else {
+        work()
+    }
+}
+
+impl From<Finding> for Redaction {
+    fn from(finding: Finding) -> Self {
+        Self {
+            path: finding.path,
+            rule: finding.rule.to_string(),
+        }
+    }
+}
 
 /// A named pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// Keys and passwords, recognised by format or by field name.
+    /// Keys and passwords, found by the rules for secrets.
     Secret,
     /// Email addresses.
     Email,
@@ -70,8 +160,8 @@ pub(crate) struct Preview {
     pub(crate) redactions: Vec<Redaction>,
 }
 
-/// Redacts arguments.
-pub(crate) fn preview(args: &Value, rules: &Rules<'_>) -> Preview {
+/// Redacts arguments. Secrets go last, so that what is shown has none of them.
+pub(crate) fn preview(args: &Value, rules: &Rules<'_>, redactor: &Redactor) -> Preview {
     let mut walk = Walk {
         rules,
         path: String::new(),
@@ -79,10 +169,19 @@ pub(crate) fn preview(args: &Value, rules: &Rules<'_>) -> Preview {
     };
     let paths: Vec<&[String]> = rules.paths.iter().map(|rule| rule.0.as_slice()).collect();
     let value = walk.value(args, &paths);
-    Preview {
+    let mut preview = Preview {
         value,
         redactions: walk.redactions,
+    };
+    if rules.patterns.contains(&Pattern::Secret)
+        && let Some(redacted) = redactor.json(&preview.value.to_string(), &[])
+    {
+        preview.value = serde_json::from_str(&redacted.text).expect("redacted JSON is JSON");
+        let room = FINDINGS_MAX.saturating_sub(preview.redactions.len()).max(1);
+        let found = redacted.findings.into_iter().take(room);
+        preview.redactions.extend(found.map(Redaction::from));
     }
+    preview
 }
 
 impl Preview {
@@ -114,7 +213,7 @@ impl Walk<'_> {
     fn value(&mut self, value: &Value, paths: &[&[String]]) -> Value {
         if paths.iter().any(|rest| rest.is_empty()) {
             self.note(BY_PATH);
-            return Value::String(HIDDEN.to_owned());
+            return Value::String(placeholder(BY_PATH));
         }
         match value {
             Value::Null | Value::Bool(_) => value.clone(),
@@ -122,7 +221,7 @@ impl Walk<'_> {
                 let text = number.to_string();
                 if self.has(Pattern::Card) && is_card(&text) {
                     self.note("card");
-                    return Value::String(HIDDEN.to_owned());
+                    return Value::String(placeholder("card"));
                 }
                 value.clone()
             }
@@ -157,13 +256,7 @@ impl Walk<'_> {
             // Report the path with the redacted name.
             self.path.truncate(below.path_before);
             self.path.push_str(&pointer_step(&seen_name));
-            let is_secret = self.has(Pattern::Secret) && has_telling_name(name, value);
-            let inner = if is_secret && !below.rules.iter().any(|rest| rest.is_empty()) {
-                self.note("secret");
-                Value::String(HIDDEN.to_owned())
-            } else {
-                self.value(value, &std::mem::take(&mut below.rules))
-            };
+            let inner = self.value(value, &std::mem::take(&mut below.rules));
             self.path.truncate(below.path_before);
             shown.insert(seen_name, inner);
         }
@@ -186,21 +279,19 @@ impl Walk<'_> {
 
     fn text(&mut self, text: &str) -> String {
         let mut shown = std::borrow::Cow::Borrowed(text);
-        for (pattern, regex, rule) in [
-            (Pattern::Secret, &*SECRET, "secret"),
-            (Pattern::Email, &*EMAIL, "email"),
-        ] {
-            if self.has(pattern) && regex.is_match(&shown) {
-                self.note(rule);
-                shown = regex.replace_all(&shown, HIDDEN).into_owned().into();
-            }
+        if self.has(Pattern::Email) && EMAIL.is_match(&shown) {
+            self.note("email");
+            shown = EMAIL
+                .replace_all(&shown, placeholder("email"))
+                .into_owned()
+                .into();
         }
         if self.has(Pattern::Card) {
             let mut found = false;
             let hidden = CARD.replace_all(&shown, |captures: &regex::Captures<'_>| {
                 if is_card(&captures[0]) {
                     found = true;
-                    HIDDEN.to_owned()
+                    placeholder("card")
                 } else {
                     captures[0].to_owned()
                 }
@@ -219,7 +310,7 @@ impl Walk<'_> {
     }
 
     fn note(&mut self, rule: &str) {
-        if self.redactions.len() < REDACTIONS_MAX {
+        if self.redactions.len() < FINDINGS_MAX {
             self.redactions.push(Redaction {
                 path: self.path.clone(),
                 rule: rule.to_owned(),
@@ -235,37 +326,6 @@ struct Below<'p> {
 
 fn pointer_step(step: &str) -> String {
     format!("/{}", step.replace('~', "~0").replace('/', "~1"))
-}
-
-/// Whether a field name always holds a secret.
-fn has_telling_name(name: &str, value: &Value) -> bool {
-    const NAMES: [&str; 21] = [
-        "accesskey",
-        "accesstoken",
-        "apikey",
-        "apitoken",
-        "authorization",
-        "authtoken",
-        "bearertoken",
-        "clientsecret",
-        "cookie",
-        "idtoken",
-        "passphrase",
-        "passwd",
-        "password",
-        "privatekey",
-        "pwd",
-        "refreshtoken",
-        "secret",
-        "secretaccesskey",
-        "secretkey",
-        "sessiontoken",
-        "token",
-    ];
-    let plain = name.chars().filter(|c| !matches!(c, '_' | '-' | ' ' | '.'));
-    let plain: String = plain.flat_map(char::to_lowercase).collect();
-    let says_something = !matches!(value, Value::Null | Value::Bool(_));
-    says_something && NAMES.contains(&plain.as_str())
 }
 
 /// Whether the digits pass the checksum of card numbers (Luhn).
@@ -287,34 +347,6 @@ fn compile(pattern: &str) -> Regex {
     Regex::new(pattern).expect("a fixed pattern compiles")
 }
 
-/// Published vendor formats, and a few formats that are always secret.
-static SECRET: LazyLock<Regex> = LazyLock::new(|| {
-    compile(
-        r"(?x)
-        -----BEGIN\ [A-Z0-9\ ]*PRIVATE\ KEY-----(?s:.*?)(?:-----END\ [A-Z0-9\ ]*PRIVATE\ KEY-----|\z)
-        | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b
-        | \bgh[pousr]_[0-9A-Za-z]{20,}
-        | \bgithub_pat_[0-9A-Za-z_]{20,}
-        | \bglpat-[0-9A-Za-z_-]{16,}
-        | \bxox[abeoprs]-[0-9A-Za-z-]{10,}
-        | \bxapp-[0-9A-Za-z-]{10,}
-        | \bsk-[0-9A-Za-z_-]{16,}
-        | \b(?:sk|rk|pk)_(?:live|test)_[0-9A-Za-z]{10,}
-        | \bwhsec_[0-9A-Za-z+/=]{16,}
-        | \bshk_[0-9A-Za-z_-]{16,}
-        | \bAIza[0-9A-Za-z_-]{30,}
-        | \bya29\.[0-9A-Za-z_-]{20,}
-        | \bnpm_[0-9A-Za-z]{30,}
-        | \bpypi-[0-9A-Za-z_-]{30,}
-        | \bhf_[0-9A-Za-z]{20,}
-        | \bSG\.[0-9A-Za-z_-]{16,}\.[0-9A-Za-z_-]{16,}
-        | \beyJ[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]*
-        | \b(?i:bearer|basic)\ +[0-9A-Za-z+/=._~-]{16,}
-        | (?:[a-z][a-z0-9+.-]*)://[^\s/:@]+:[^\s/@]+@
-        ",
-    )
-});
-
 static EMAIL: LazyLock<Regex> =
     LazyLock::new(|| compile(r"[\p{L}0-9._%+'-]+@[\p{L}0-9-]+(?:\.[\p{L}0-9-]+)+"));
 
@@ -335,7 +367,7 @@ mod tests {
             paths: &paths,
             patterns,
         };
-        let preview = preview(args, &rules);
+        let preview = preview(args, &rules, &Redactor::default());
         let found = preview.redactions.into_iter();
         (
             preview.value,
@@ -351,6 +383,7 @@ mod tests {
     fn paths_hide_what_they_name_and_nothing_else() {
         let args = json!({"email": "a@b.test", "cards": [{"number": 1, "name": "x"}, {"number": [2]}],
                           "a/b": {"~": 3}, "keep": true});
+        let hidden = "[redacted:path]";
         let (value, found) = shown(
             &args,
             &["/email", "/cards/*/number", "/a~1b/~0", "/no/*"],
@@ -358,8 +391,8 @@ mod tests {
         );
         assert_eq!(
             value,
-            json!({"email": HIDDEN, "cards": [{"number": HIDDEN, "name": "x"}, {"number": HIDDEN}],
-                   "a/b": {"~": HIDDEN}, "keep": true})
+            json!({"email": hidden, "cards": [{"number": hidden, "name": "x"}, {"number": hidden}],
+                   "a/b": {"~": hidden}, "keep": true})
         );
         assert_eq!(
             found,
@@ -376,35 +409,21 @@ mod tests {
     #[test]
     fn secrets_are_hidden_by_their_form_and_by_their_name() {
         let key = format!("sk-{}", "a1".repeat(12));
-        let jwt = format!("eyJ{0}.{0}.{0}", "abcdefgh12");
-        let args = json!({
-            "note": format!("use {key} please"), "list": [jwt, "plain"],
-            "pem": "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nrest",
-            "url": "postgres://bob:hunter2@db/x", "api_key": "short", "Client-Secret": {"a": 1},
-            "password": null, "token": false, "max_tokens": 5,
-        });
+        let args =
+            json!({"note": format!("use {key} please"), "api_key": "short", "max_tokens": 5});
         let (value, found) = shown(&args, &[], &[Pattern::Secret]);
-        assert_eq!(value["note"], "use [redacted] please");
-        assert_eq!(value["list"], json!([HIDDEN, "plain"]));
-        assert_eq!(value["pem"], "[redacted]\nrest");
-        assert_eq!(value["url"], "[redacted]db/x");
-        assert_eq!(value["api_key"], HIDDEN);
-        assert_eq!(value["Client-Secret"], HIDDEN);
-        assert_eq!(value["max_tokens"], 5);
-        assert_eq!(
-            (&value["password"], &value["token"]),
-            (&Value::Null, &json!(false))
+        let (note, api_key) = (
+            "use [redacted:openai-key] please",
+            "[redacted:secret-key-name]",
         );
-        assert!(found.iter().all(|(_, rule)| rule == "secret"));
-        assert_eq!(found.len(), 6, "{found:?}");
-    }
-
-    #[test]
-    fn names_of_fields_are_hidden_too_and_stay_apart() {
-        let key = |n: u8| format!("ghp_{}", char::from(b'a' + n).to_string().repeat(30));
-        let args = json!({key(0): 1, key(1): 2});
-        let (value, _) = shown(&args, &[], &[Pattern::Secret]);
-        assert_eq!(value, json!({HIDDEN: 1, "[redacted]+2": 2}));
+        assert_eq!(
+            value,
+            json!({"note": note, "api_key": api_key, "max_tokens": 5})
+        );
+        assert_eq!(
+            found,
+            [at("/note", "openai-key"), at("/api_key", "secret-key-name")]
+        );
     }
 
     #[test]
@@ -412,23 +431,24 @@ mod tests {
         let args = json!({"a": "pay 4111 1111 1111 1111 now", "b": "4111111111111112",
                           "c": 4_111_111_111_111_111_u64, "d": "tel 123"});
         let (value, found) = shown(&args, &[], &[Pattern::Card]);
-        assert_eq!(value["a"], "pay [redacted] now");
+        assert_eq!(value["a"], "pay [redacted:card] now");
         assert_eq!(value["b"], "4111111111111112");
-        assert_eq!(value["c"], HIDDEN);
+        assert_eq!(value["c"], "[redacted:card]");
         assert_eq!(found, [at("/a", "card"), at("/c", "card")]);
     }
 
     #[test]
     fn many_hidden_names_stay_apart_and_cost_no_more_than_each() {
         let mut args = Map::new();
-        args.insert(format!("{HIDDEN}+2"), json!(0));
         for n in 0..50_000 {
-            args.insert(format!("xoxb-{n:012}"), json!(n));
+            args.insert(format!("xoxb-a{n:012}"), json!(n));
+            args.insert(format!("{n}@mail.test"), json!(n));
         }
-        let (value, _) = shown(&Value::Object(args), &[], &[Pattern::Secret]);
+        let all = [Pattern::Secret, Pattern::Email];
+        let (value, _) = shown(&Value::Object(args), &[], &all);
         let names = value.as_object().expect("an object");
-        assert_eq!(names.len(), 50_001);
-        assert!(names.keys().all(|name| name.starts_with(HIDDEN)));
+        assert_eq!(names.len(), 100_000);
+        assert!(names.keys().all(|name| name.starts_with("[redacted:")));
     }
 
     #[test]
@@ -438,7 +458,7 @@ mod tests {
             &[],
             &[Pattern::Email],
         );
-        assert_eq!(value, json!(["to [redacted]!"]));
+        assert_eq!(value, json!(["to [redacted:email]!"]));
         assert_eq!(found, [at("/0", "email")]);
     }
 

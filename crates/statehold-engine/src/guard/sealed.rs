@@ -8,6 +8,7 @@ use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use data_encoding::BASE64;
 use serde_json::value::RawValue;
+use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::{HoldId, ItemId, RequestId};
 use statehold_core::record::Event;
 use statehold_core::request::{CallState, LiveRequest};
@@ -125,21 +126,30 @@ impl Engine {
             return OpenedArgs::default();
         };
         let mut opened = OpenedArgs::default();
-        let mut whole = |sealed: Option<&Sealed>, preview: Option<Raw>| match sealed {
-            None => preview,
+        let mut whole = |sealed: Option<&Sealed>, preview: Option<Raw>, is_whole: bool| match sealed
+        {
+            None if is_whole => preview,
+            // Of a call that needed no approval, the store has only what is redacted.
+            None => {
+                opened.lost = true;
+                None
+            }
             Some(sealed) => {
                 let args = self.unseal(&action.tool, sealed);
                 opened.lost |= args.is_none();
                 args
             }
         };
-        let args = whole(action.sealed.as_ref(), Some(action.args.clone()));
-        let edited = whole(words.sealed.as_ref(), words.args);
+        let is_whole = action.redactions.is_empty();
+        let args = whole(action.sealed.as_ref(), Some(action.args.clone()), is_whole);
+        let is_whole = words.redactions.is_empty();
+        let edited = whole(words.sealed.as_ref(), words.args, is_whole);
         // A rejected or answered action needs no arguments; its key was destroyed on purpose.
-        let is_released = detail
-            .closed
-            .as_ref()
-            .is_some_and(|closed| closed.decision.released.is_some());
+        let is_released = detail.closed.as_ref().is_some_and(|closed| {
+            let is_again = detail.hold.kind == HoldKind::Reconcile
+                && closed.decision.status == HoldStatus::Approved;
+            is_again || closed.decision.released.is_some()
+        });
         opened.args = args;
         opened.edited = edited;
         opened.lost &= is_released && detail.hold.call.is_some() && detail.result.is_none();

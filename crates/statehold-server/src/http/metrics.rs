@@ -9,7 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use statehold_engine::api::operations::SessionCounts;
+use statehold_engine::api::operations::EngineCounts;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
@@ -24,6 +24,11 @@ struct RouteLabels {
     route: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RuleLabels {
+    rule: String,
+}
+
 /// The metrics of one server.
 #[derive(Clone)]
 pub struct Metrics {
@@ -35,6 +40,7 @@ pub struct Metrics {
     sessions_hot: Gauge<i64, AtomicI64>,
     sessions_damaged: Gauge<i64, AtomicI64>,
     rows_damaged: Gauge<i64, AtomicI64>,
+    redactions: Family<RuleLabels, Counter<u64, AtomicU64>>,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -85,6 +91,12 @@ impl Metrics {
             "Rows outside of sessions that were found damaged",
             rows_damaged.clone(),
         );
+        let redactions = Family::default();
+        registry.register(
+            "redactions",
+            "Secrets that were redacted before something was stored, by rule",
+            redactions.clone(),
+        );
         Self {
             registry: Arc::new(registry),
             calls,
@@ -94,6 +106,7 @@ impl Metrics {
             sessions_hot,
             sessions_damaged,
             rows_damaged,
+            redactions,
         }
     }
 
@@ -114,13 +127,18 @@ impl Metrics {
     }
 
     /// All metrics in the `OpenMetrics` text format.
-    pub(crate) fn render(&self, sessions: SessionCounts) -> String {
+    pub(crate) fn render(&self, counts: &EngineCounts) -> String {
         let as_i64 = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.connections_open
             .set(as_i64(self.connections.load(Ordering::Relaxed)));
-        self.sessions_hot.set(as_i64(sessions.hot));
-        self.sessions_damaged.set(as_i64(sessions.damaged.sessions));
-        self.rows_damaged.set(as_i64(sessions.damaged.rows));
+        self.sessions_hot.set(as_i64(counts.hot));
+        self.sessions_damaged.set(as_i64(counts.damaged.sessions));
+        self.rows_damaged.set(as_i64(counts.damaged.rows));
+        for (rule, count) in &counts.redactions {
+            let label = RuleLabels { rule: rule.clone() };
+            let counter = self.redactions.get_or_create(&label);
+            counter.inner().store(*count, Ordering::Relaxed);
+        }
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
             Ok(()) => text,

@@ -62,8 +62,8 @@ async fn ready(State(app): State<App>) -> Answer {
 /// Metrics for Prometheus. Needs the role `operator` where keys are required.
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, body = String, description = "OpenMetrics.", content_type = "application/openmetrics-text")))]
 async fn metrics(context: CallContext) -> Answer {
-    let counts = api::operations::session_counts(context.engine(), &context.caller)?;
-    let text = context.app.metrics.render(counts);
+    let counts = api::operations::counts(context.engine(), &context.caller)?;
+    let text = context.app.metrics.render(&counts);
     let mut response = text.into_response();
     response.headers_mut().insert(
         header::CONTENT_TYPE,

@@ -116,7 +116,7 @@ fn book() -> Arc<AgentBook> {
     })
 }
 
-fn setup() -> Setup {
+pub(crate) fn setup() -> Setup {
     Setup {
         server: ServerOptions {
             agents: book().into(),

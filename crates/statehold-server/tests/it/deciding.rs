@@ -673,7 +673,7 @@ async fn a_lost_action_is_asked_about_with_what_it_was() {
     let pay = of("pay");
     assert_eq!(
         pay["action"]["args"],
-        json!({"amount": 4, "password": "[redacted]"})
+        json!({"amount": 4, "password": "[redacted:secret-key-name]"})
     );
     assert_eq!(pay["action"]["digest"], hold["action"]["digest"]);
     assert_eq!(pay["action"]["risk"], "high");
@@ -682,7 +682,7 @@ async fn a_lost_action_is_asked_about_with_what_it_was() {
     assert_eq!(look["action"]["risk"], "medium");
     assert_eq!(
         look["action"]["args"],
-        json!({"token": "[redacted]", "q": 1})
+        json!({"token": "[redacted:secret-key-name]", "q": 1})
     );
     for bad in [
         json!({}),

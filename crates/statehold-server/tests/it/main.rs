@@ -11,6 +11,7 @@ mod erasing;
 mod hidden;
 mod input;
 mod mcp;
+mod redacted;
 mod rest;
 mod rig;
 mod sealed;

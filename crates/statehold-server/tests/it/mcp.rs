@@ -10,7 +10,7 @@ const VERSION: &str = "2026-07-28";
 const ACCEPT: (&str, &str) = ("accept", "application/json, text/event-stream");
 
 /// One request of the newer era, of a client that can show forms.
-async fn ask(who: &Who, method: &str, params: Value) -> Answer {
+pub(crate) async fn ask(who: &Who, method: &str, params: Value) -> Answer {
     let name = params["uri"].as_str().or(params["name"].as_str());
     let name = name.map(str::to_owned);
     ask_as(who, method, params, name.as_deref()).await

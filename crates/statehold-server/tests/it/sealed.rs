@@ -112,20 +112,20 @@ async fn decide_three(boss: &Who, [first, second, third]: &[Value; 3], edited_pi
         .get(&format!("/v1/holds/{}", text(first, "id")))
         .await
         .ok(200);
-    let preview = json!({"pin": "[redacted]", "to": "ACME"});
+    let preview = json!({"pin": "[redacted:path]", "to": "ACME"});
     assert_eq!(seen["action"]["args"], preview);
     assert_eq!(seen["action"]["digest"], first["action"]["digest"]);
     let approve = json!({"decision": "approve", "digest": first["action"]["digest"]});
     boss.post(&decision_path(first), &approve).await.ok(200);
     let edit = |hold: &Value, args: Value| json!({"decision": "edit", "digest": hold["action"]["digest"], "args": args});
     // What an editor leaves as it is shown keeps its value, and can go nowhere else.
-    let moved = edit(second, json!({"pin": "1", "note": "[redacted]"}));
+    let moved = edit(second, json!({"pin": "1", "note": "[redacted:path]"}));
     let moved = boss.post(&decision_path(second), &moved).await;
     assert_eq!(
         moved.refused(422, "invalid_args")["errors"][0]["path"],
         "/note"
     );
-    let kept = edit(second, json!({"pin": "[redacted]", "to": "EMCA"}));
+    let kept = edit(second, json!({"pin": "[redacted:path]", "to": "EMCA"}));
     boss.post(&decision_path(second), &kept).await.ok(200);
     let other = edit(third, json!({"pin": edited_pin}));
     boss.post(&decision_path(third), &other).await.ok(200);
@@ -171,7 +171,7 @@ async fn a_secret_in_arguments_is_the_workers_alone_and_gone_when_the_action_end
     }
     let task = format!("/v1/tasks/{}", text(&request, "task_id"));
     let history = helper.get(&task).await.text();
-    assert!(history.contains("[redacted]"), "{history}");
+    assert!(history.contains("[redacted:path]"), "{history}");
 
     // A restart changes nothing: the worker that claims gets everything.
     let rig = rig.restart().await;
@@ -233,7 +233,7 @@ async fn what_an_open_hold_hides_stays_hidden_whatever_is_laid_down_later() {
     }
     rig.engine.set_policies(Policies::default());
     for (hold, pin, meant) in [
-        (&holds[0], "[redacted]", "pin-1234"),
+        (&holds[0], "[redacted:path]", "pin-1234"),
         (&holds[1], "pin-9999", "pin-9999"),
     ] {
         let args = json!({"pin": pin, "pin2": "shown", "to": "EMCA"});
@@ -241,7 +241,7 @@ async fn what_an_open_hold_hides_stays_hidden_whatever_is_laid_down_later() {
         boss.post(&decision_path(hold), &edit).await.ok(200);
         let seen = boss.get(&format!("/v1/holds/{}", text(hold, "id"))).await;
         let seen = seen.ok(200);
-        let preview = json!({"pin": "[redacted]", "pin2": "shown", "to": "EMCA"});
+        let preview = json!({"pin": "[redacted:path]", "pin2": "shown", "to": "EMCA"});
         assert_eq!(seen["decision"]["args"], preview, "{seen}");
         assert!(!seen.to_string().contains(meant), "{seen}");
         let path = format!("/v1/requests/{}", text(&request, "id"));
@@ -344,7 +344,7 @@ async fn without_its_key_an_action_is_lost_and_says_so() {
             ..helper
         },
     );
-    let edit = json!({"decision": "edit", "digest": hold["action"]["digest"], "args": {"pin": "[redacted]"}});
+    let edit = json!({"decision": "edit", "digest": hold["action"]["digest"], "args": {"pin": "[redacted:path]"}});
     let refused = boss
         .post(&decision_path(&hold), &edit)
         .await
@@ -442,7 +442,7 @@ async fn what_is_wrong_with_an_edit_does_not_tell_what_is_hidden() {
         let hold = act(&helper, &request, "holds", hold).await.ok(201);
         let edit = json!({
             "decision": "edit", "digest": hold["action"]["digest"],
-            "args": {"pin": "[redacted]", "to": "a", "note": "b"},
+            "args": {"pin": "[redacted:path]", "to": "a", "note": "b"},
         });
         let answer = boss.post(&decision_path(&hold), &edit).await;
         assert_eq!(answer.status, 422, "{}", answer.text());
@@ -450,7 +450,7 @@ async fn what_is_wrong_with_an_edit_does_not_tell_what_is_hidden() {
         // A name that is hidden cannot come back as what stands for it.
         let renamed = json!({
             "decision": "edit", "digest": hold["action"]["digest"],
-            "args": {"[redacted]": 1},
+            "args": {"[redacted:path]": 1},
         });
         let answer = boss.post(&decision_path(&hold), &renamed).await;
         assert_eq!(answer.status, 422, "{}", answer.text());
@@ -500,7 +500,7 @@ async fn an_edit_that_loses_a_race_hears_that_the_hold_is_decided() {
     boss.post(&decision_path(&hold), &json!({"decision": "reject"}))
         .await
         .ok(200);
-    let args = json!({"pin": "[redacted]", "to": "EMCA"}).to_string();
+    let args = json!({"pin": "[redacted:path]", "to": "EMCA"}).to_string();
     let edit = DecisionInput {
         decision: DecisionKind::Edit,
         digest: seen.hold.digest.map(|digest| digest.to_string()),

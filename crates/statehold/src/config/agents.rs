@@ -15,6 +15,7 @@ use statehold_engine::{PathRule, Pattern};
 
 use super::Config;
 use super::kinds::AgentDeclaration;
+use super::redaction::redaction_rules;
 use super::state_rules::state_rules;
 use super::values::{BoundedNumber, SchemaTable, VariableName};
 
@@ -24,6 +25,8 @@ use super::values::{BoundedNumber, SchemaTable, VariableName};
 pub(crate) struct AgentConfig {
     /// The environment variable that holds the agent's own credential.
     pub(super) credential_env: Option<VariableName>,
+    /// Whether secrets in what it writes, and in what it is told, are redacted before they are stored.
+    pub(super) redact_secrets: Option<bool>,
     #[serde(default)]
     pub(super) tools: BTreeMap<Name, ToolConfig>,
     #[serde(flatten)]
@@ -35,7 +38,9 @@ pub(crate) struct AgentConfig {
 impl AgentConfig {
     /// Whether the table only sets tool policies and does not declare the agent.
     pub(crate) fn is_policies_only(&self) -> bool {
-        let has_policies = !self.tools.is_empty() || self.every_tool != ToolConfig::default();
+        let has_policies = !self.tools.is_empty()
+            || self.redact_secrets.is_some()
+            || self.every_tool != ToolConfig::default();
         has_policies
             && self.credential_env.is_none()
             && self.declared == AgentDeclaration::default()
@@ -138,6 +143,7 @@ pub(crate) fn policies(config: &Config) -> Policies {
     });
     Policies {
         state: state_rules(&config.state),
+        redaction: redaction_rules(&config.redaction, agents),
         close_on: close_on.collect(),
         calls: declared
             .map(|(name, agent)| (name.clone(), calls(agent)))

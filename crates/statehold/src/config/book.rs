@@ -402,6 +402,9 @@ impl ConfigReader<'_> {
             tool_servers,
             steps_max: u32::try_from(steps_max.get()).unwrap_or(u32::MAX),
             tokens_max: declaration.tokens_max.map(BoundedNumber::get),
+            prompt_echo_words: declaration
+                .prompt_echo_words
+                .and_then(|words| usize::try_from(words.get()).ok()),
             state: StateAccess {
                 read: declaration.state_read.iter().flatten().copied().collect(),
                 write: {

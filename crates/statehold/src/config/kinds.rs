@@ -75,6 +75,8 @@ pub(crate) type RetryCount = BoundedNumber<0, 10>;
 pub(crate) type StepCount = BoundedNumber<1, 256>;
 /// The most loop-backs of one turn.
 pub(crate) type LoopCount = BoundedNumber<0, 100>;
+/// How many words of a prompt in a row are an echo of it.
+pub(crate) type EchoWords = BoundedNumber<4, 1_000>;
 /// A count within the exact integers of JSON.
 pub(crate) type JsonCount<const LEAST: u64> = BoundedNumber<LEAST, 9_007_199_254_740_991>;
 
@@ -128,6 +130,8 @@ pub(crate) struct AgentDeclaration {
     /// The phases of a pipeline.
     pub(super) phases: Option<Vec<PhaseTable>>,
     pub(super) prompt: Option<NonEmptyText>,
+    /// An answer that repeats so many words of the prompt is withheld.
+    pub(super) prompt_echo_words: Option<EchoWords>,
     pub(super) prompt_file: Option<PathBuf>,
     /// Whether the answers of its sessions carry a reference to their place.
     pub(super) references: Option<bool>,
@@ -267,7 +271,7 @@ pub(super) struct LoopTable {
 use DeclaredKind::{Analytics, Conversations, Llm, Mcp, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 52] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 54] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_from", &[Pipeline]),
@@ -310,7 +314,9 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 52] = [
     ("parent", &[Analytics]),
     ("phases", &[Pipeline]),
     ("prompt", &[Llm]),
+    ("prompt_echo_words", &[Llm]),
     ("prompt_file", &[Llm]),
+    ("redact_secrets", &DeclaredKind::ALL),
     ("references", &DeclaredKind::ALL),
     ("retries", &[Openai, Conversations, Analytics, Mcp, Llm]),
     ("route_by", &[Router]),

@@ -328,3 +328,61 @@ fn a_policy_with_something_unknown_is_refused() {
         &["`a b`", "not a name"],
     );
 }
+
+#[test]
+fn the_file_says_what_is_redacted_and_for_whom() {
+    let file = r#"
+        [redaction]
+        patterns = [{ name = "ticket", pattern = "TCK-[0-9]{8}" }]
+        [agents.vault]
+        redact_secrets = false
+    "#;
+    let (_directory, place) = environment(Some(file), &[("STATEHOLD__REDACTION__MODE", "off")]);
+    let (config, _) = layers(&place, None)
+        .expect("known keys")
+        .finish()
+        .expect("fit values");
+    let redaction = policies(&config).redaction;
+    assert!(redaction.is_off && redaction.redactor.has_patterns());
+    let vault = "vault".parse().expect("a name");
+    assert_eq!(redaction.agents.get(&vault), Some(&false));
+    assert!(config.agents[&vault].is_policies_only());
+    let default = policies(&Config::default()).redaction;
+    assert!(!default.is_off && !default.redactor.has_patterns());
+}
+
+#[test]
+fn a_pattern_that_cannot_be_used_is_refused() {
+    let patterns = |list: &str| format!("[redaction]\npatterns = [{list}]\n");
+    let many = r#"{ name = "a", pattern = "x" },"#;
+    let many: String = (0..33)
+        .map(|n| many.replace("\"a\"", &format!("\"a{n}\"")))
+        .collect();
+    for (list, says) in [
+        (
+            r#"{ name = "a", pattern = "(" }"#,
+            ["`a`", "not a regular expression"],
+        ),
+        (r#"{ name = "a", pattern = "x*" }"#, ["`a`", "empty text"]),
+        (
+            r#"{ name = "a", pattern = "(?:[a-z]{100}){1000}" }"#,
+            ["`a`", "256 KiB"],
+        ),
+        (
+            r#"{ name = "jwt", pattern = "x" }"#,
+            ["`jwt`", "another rule"],
+        ),
+        (
+            r#"{ name = "a", pattern = "x" }, { name = "a", pattern = "y" }"#,
+            ["`a`", "another rule"],
+        ),
+        (&many, ["redaction.patterns", "at most 32"]),
+    ] {
+        refused(Some(&patterns(list)), &[], &says);
+    }
+    refused(
+        Some("[redaction]\nmode = \"maybe\"\n"),
+        &[],
+        &["redaction.mode", "maybe"],
+    );
+}

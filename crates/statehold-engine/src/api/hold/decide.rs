@@ -146,6 +146,9 @@ pub async fn decide_shown(
     };
     let owner = &detail.session.owner;
     let mut write = SessionWrite::of_owner(engine, &call, detail.session.id, owner).await?;
+    write
+        .payloads
+        .redact_by(engine.redaction_for(&detail.agent));
     let mut decision = NewDecision {
         key: decision_key.key,
         fingerprint: decision_key.fingerprint,
@@ -156,7 +159,7 @@ pub async fn decide_shown(
     };
     let (words, credential) = kept_words(detail.hold.kind, answer, edited);
     let words = to_bytes(&words);
-    decision.body = (words != b"{}").then(|| write.payloads.put(words));
+    decision.body = (words != b"{}").then(|| write.payloads.put_decision(words));
     write.credential = credential.as_ref();
     let command = Command::DecideHold { hold: id, decision };
     // If the core refuses an edit, the key made for its arguments is destroyed when the action ends.

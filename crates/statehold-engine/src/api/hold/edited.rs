@@ -7,7 +7,9 @@ use statehold_core::ids::HoldId;
 use crate::bodies::{ActionBody, Raw, Redaction, Sealed};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::redact::{BY_PATH, HIDDEN, Preview, preview};
+use statehold_core::redact::PLACEHOLDER_BEGIN;
+
+use crate::guard::redact::{BY_PATH, Preview, preview};
 use crate::guard::schema::{FieldError, Schema};
 use crate::holds::HoldDetail;
 use crate::open_hold::{parse_args, raw};
@@ -75,8 +77,9 @@ async fn sealed_edit(
         }
     }
     let digest = exact_digest(id, &action.tool, &value)?;
-    let policy = engine.policies().of(&detail.agent, &action.tool);
-    let mut preview = preview(&value, &policy.rules());
+    let policies = engine.policies();
+    let policy = policies.of(&detail.agent, &action.tool);
+    let mut preview = preview(&value, &policy.rules(), &policies.redaction.redactor);
     for (hidden, shown) in kept {
         preview.hide(hidden, shown);
     }
@@ -144,7 +147,7 @@ fn restore_redacted(
 /// The path of a placeholder for a redacted value.
 fn find_hidden(value: &Value, path: String) -> Option<String> {
     match value {
-        Value::String(text) => text.contains(HIDDEN).then_some(path),
+        Value::String(text) => text.contains(PLACEHOLDER_BEGIN).then_some(path),
         Value::Array(values) => {
             let mut numbered = values.iter().enumerate();
             numbered.find_map(|(index, value)| find_hidden(value, format!("{path}/{index}")))
@@ -152,7 +155,7 @@ fn find_hidden(value: &Value, path: String) -> Option<String> {
         Value::Object(fields) => fields.iter().find_map(|(name, value)| {
             let step = name.replace('~', "~0").replace('/', "~1");
             let path = format!("{path}/{step}");
-            if name.contains(HIDDEN) {
+            if name.contains(PLACEHOLDER_BEGIN) {
                 return Some(path);
             }
             find_hidden(value, path)

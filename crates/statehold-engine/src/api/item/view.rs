@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use crate::api::json::{Raw, Time, raw_bytes, raw_null, raw_text};
 use crate::api::schema::Content;
-use crate::bodies::{AttachmentBody, ItemBody, parse};
+use crate::bodies::{AttachmentBody, ItemBody, Redaction, parse};
 
 /// An item, as the trace and the agent itself see it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -54,6 +54,11 @@ pub struct ItemView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub data: Option<Raw>,
+    /// The secrets that were redacted before the item was stored: where they were, as JSON Pointers into the item,
+    /// and the rules that found them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub redactions: Vec<Redaction>,
     /// A rewind removed the item from the conversation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
@@ -82,6 +87,7 @@ impl ItemView {
     pub(crate) fn seen_by(mut self, view: View) -> Self {
         if view == View::Client {
             self.data = None;
+            self.redactions.clear();
         }
         self
     }
@@ -128,6 +134,7 @@ impl ItemView {
                 .collect(),
             annotations: body.annotations,
             data: body.data,
+            redactions: body.redactions,
             rewound: false,
             erased,
         }

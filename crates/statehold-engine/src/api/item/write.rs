@@ -10,7 +10,7 @@ use statehold_core::item::{
 use statehold_store::StoredItem;
 
 use super::{ItemInput, MessageInput};
-use crate::api::json::{Raw, to_body};
+use crate::api::json::Raw;
 use crate::bodies::{AttachmentBody, ItemBody};
 use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
@@ -79,7 +79,7 @@ pub(crate) fn output(
     payloads: &mut Payloads,
 ) -> Result<Output, EngineError> {
     Ok(Output {
-        body: payloads.put(to_body(body)),
+        body: payloads.put_item(body),
         attachments: attachments(files, path, payloads)?,
     })
 }
@@ -111,7 +111,7 @@ fn attachments(
                 return Err(EngineError::invalid(path, detail));
             }
         };
-        let body = payloads.put(to_body(file));
+        let body = payloads.put_file(file);
         read.push(Attachment { body, source });
     }
     Ok(read)
@@ -191,7 +191,7 @@ impl ItemInput {
             kind,
             visibility,
             role,
-            body: payloads.put(to_body(&body)),
+            body: payloads.put_item(&body),
             attachments: attached,
             call,
         })

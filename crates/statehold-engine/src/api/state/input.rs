@@ -296,11 +296,7 @@ impl StateWrites {
     /// Converts to the patch of the core.
     pub(crate) fn into_core(self, rules: &StateRules, payloads: &mut Payloads) -> StatePatch {
         let set = self.set.into_iter().map(|write| StateSet {
-            value: if write.key.scope() == Scope::App {
-                payloads.put_app(write.value)
-            } else {
-                payloads.put(write.value)
-            },
+            value: payloads.put_value(&write.key, write.value),
             merge: write.merge.unwrap_or_else(|| rules.merge_of(&write.key)),
             key: write.key,
         });

@@ -683,8 +683,8 @@ async fn a_client_may_keep_the_part_of_an_answer_that_failed() {
         let mut stream = ChatStream::open(&scene.ann, &body, &[]).await;
         let request = scene.claim().await;
         let draft = scene.rig.engine.open_draft(id(&request));
-        scene.rig.engine.write_draft(id(&request), "Once upon a");
-        assert_eq!(stream.text().await, "Once upon a");
+        scene.rig.engine.write_draft(id(&request), "Once upon a ");
+        assert_eq!(stream.text().await, "Once upon a ");
         let error = json!({"error": {"code": "agent_on_strike"}});
         act(&scene.helper, &request, "fail", error).await.ok(200);
         drop(draft);

@@ -94,6 +94,7 @@ impl Upstream {
             tool_servers: vec![name("rows")],
             steps_max: 8,
             tokens_max: None,
+            prompt_echo_words: None,
             state: StateAccess::default(),
         }));
         let model = ModelSpec {

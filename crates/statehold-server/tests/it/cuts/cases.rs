@@ -374,7 +374,7 @@ pub(super) fn holds() -> Vec<Case> {
         case!("edit around what is hidden", |scene, tag| {
             let session = scene.session(&tag).await;
             let (request, hold) = scene.held(&session).await;
-            let args = json!({"pin": "[redacted]", "to": "EMCA"});
+            let args = json!({"pin": "[redacted:path]", "to": "EMCA"});
             scene.decision(&request, &hold, json!({"decision": "edit", "args": args}))
         }),
         case!("reject", |scene, tag| {

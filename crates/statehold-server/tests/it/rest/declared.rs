@@ -57,6 +57,7 @@ fn book() -> AgentBook {
         tool_servers: Vec::new(),
         steps_max: 16,
         tokens_max: None,
+        prompt_echo_words: None,
         state: StateAccess::default(),
     }));
     let agents = [

@@ -5,6 +5,7 @@ use std::time::Instant;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
+use statehold_core::redact::Redactor;
 
 use super::place::CarriedPlace;
 use crate::api::json::Raw;
@@ -41,6 +42,13 @@ impl CarriedMessage {
             is_users: false,
             text: plain(text),
             files: Vec::new(),
+        }
+    }
+
+    /// Redacts the message as it is redacted when it is stored.
+    pub(in crate::api::turn) fn redact(&mut self, payloads: &Payloads) {
+        if let Some(redacted) = payloads.redacted(self.text.as_bytes(), Redactor::text) {
+            self.text = plain(&redacted.text);
         }
     }
 
@@ -88,6 +96,14 @@ pub struct Conversation {
     pub arrived: Instant,
     /// What the call carries to name its session, beside its messages.
     pub place: CarriedPlace,
+}
+
+impl Conversation {
+    pub(in crate::api::turn) fn redact(&mut self, payloads: &Payloads) {
+        for message in self.earlier.iter_mut().chain([&mut self.message]) {
+            message.redact(payloads);
+        }
+    }
 }
 
 #[cfg(test)]

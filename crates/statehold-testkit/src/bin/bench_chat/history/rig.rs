@@ -90,6 +90,7 @@ impl Rig {
             tool_servers: Vec::new(),
             steps_max: 16,
             tokens_max: None,
+            prompt_echo_words: None,
             state: StateAccess::default(),
         };
         let model = ModelSpec {

@@ -1,0 +1,550 @@
+//! The rules: what secrets look like, by the shapes that their vendors publish.
+//!
+//! A rule begins at an anchor, a literal text that every secret of its kind contains, and says which characters
+//! follow. A matcher walks along the text once for each anchor that it finds; it never goes back, and no shape
+//! repeats a choice, so that no text can make it slow.
+
+use std::sync::LazyLock;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+
+/// A class of characters, all of them ASCII except for [`Set::Value`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Set {
+    Digit,
+    /// `0-9A-Z`
+    Upper,
+    /// `0-9a-f`
+    Hex,
+    /// `0-9A-Za-z`
+    Alnum,
+    /// `0-9A-Za-z_`
+    Word,
+    /// `0-9A-Za-z_-`
+    Url,
+    /// `0-9A-Za-z_-.`
+    Dotted,
+    /// `0-9A-Za-z+/`
+    Base64,
+    /// `0-9A-Za-z_-.~+/`: a token of HTTP authentication.
+    Token,
+    /// Everything but white space and the characters that end a value in a text.
+    Value,
+}
+
+impl Set {
+    pub(super) fn has(self, byte: u8) -> bool {
+        let is_alnum = byte.is_ascii_alphanumeric();
+        match self {
+            Self::Digit => byte.is_ascii_digit(),
+            Self::Upper => byte.is_ascii_digit() || byte.is_ascii_uppercase(),
+            Self::Hex => byte.is_ascii_digit() || matches!(byte, b'a'..=b'f'),
+            Self::Alnum => is_alnum,
+            Self::Word => is_alnum || byte == b'_',
+            Self::Url => is_alnum || matches!(byte, b'_' | b'-'),
+            Self::Dotted => is_alnum || matches!(byte, b'_' | b'-' | b'.'),
+            Self::Base64 => is_alnum || matches!(byte, b'+' | b'/'),
+            Self::Token => is_alnum || b"_-.~+/".contains(&byte),
+            Self::Value => {
+                !byte.is_ascii_whitespace()
+                    && !byte.is_ascii_control()
+                    && !b"\"'`;&<>,".contains(&byte)
+            }
+        }
+    }
+}
+
+/// A part of a shape.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Part {
+    /// This text.
+    Is(&'static str),
+    /// As many characters of a class as there are: at least and at most so many. More of them are no match.
+    Run(Set, usize, usize),
+}
+
+/// How a rule judges the text around its anchor.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Shape {
+    /// The anchor and these parts. It begins where neither a word nor a run of its first class goes on.
+    Parts(&'static [Part]),
+    /// These parts behind the anchor, which stays.
+    Behind(&'static [Part]),
+    /// These parts behind the anchor, before which are so many characters of a class. Both stay.
+    Around(Set, usize, usize, &'static [Part]),
+    /// A block of PEM with a private key.
+    Pem,
+    /// The password between `//user:` and `@`.
+    UrlPassword,
+    /// A value behind `password=` among other pairs of a connection string.
+    PairValue,
+    /// A value behind a variable name that ends with the anchor, at the beginning of a line.
+    Variable,
+}
+
+/// A rule.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rule {
+    pub(super) id: &'static str,
+    pub(super) anchors: &'static [&'static str],
+    pub(super) shape: Shape,
+    /// Whether the secret has a letter and a digit, so that words of a language do not look like one.
+    pub(super) is_mixed: bool,
+}
+
+const fn rule(id: &'static str, anchors: &'static [&'static str], parts: &'static [Part]) -> Rule {
+    Rule {
+        id,
+        anchors,
+        shape: Shape::Parts(parts),
+        is_mixed: false,
+    }
+}
+
+/// A rule whose secrets have letters and digits.
+const fn mixed(id: &'static str, anchors: &'static [&'static str], parts: &'static [Part]) -> Rule {
+    Rule {
+        is_mixed: true,
+        ..rule(id, anchors, parts)
+    }
+}
+
+const fn shaped(id: &'static str, anchors: &'static [&'static str], shape: Shape) -> Rule {
+    Rule {
+        shape,
+        ..rule(id, anchors, &[])
+    }
+}
+
+/// The length of the longest tokens, in bytes.
+const MANY: usize = 65_536;
+
+use Part::{Is, Run};
+use Set::{Alnum, Base64, Digit, Dotted, Hex, Token, Upper, Url, Word};
+
+/// The rules, in the order in which they are tried at one anchor.
+pub(super) const RULES: &[Rule] = &[
+    // Clouds.
+    rule(
+        "aws-access-key",
+        &["AKIA", "ASIA", "ABIA", "ACCA"],
+        &[Run(Upper, 16, 16)],
+    ),
+    Rule {
+        shape: Shape::Behind(&[Run(Base64, 40, 40)]),
+        ..mixed(
+            "aws-secret-key",
+            &["aws_secret_access_key=", "aws_secret_access_key = "],
+            &[],
+        )
+    },
+    mixed("aws-bedrock-key", &["ABSK"], &[Run(Base64, 60, MANY)]),
+    mixed("google-api-key", &["AIza"], &[Run(Url, 30, 60)]),
+    mixed("google-access-token", &["ya29."], &[Run(Dotted, 20, MANY)]),
+    mixed("google-refresh-token", &["1//0"], &[Run(Url, 30, 256)]),
+    mixed("google-client-secret", &["GOCSPX-"], &[Run(Url, 20, 64)]),
+    Rule {
+        shape: Shape::Behind(&[Run(Base64, 40, 128)]),
+        ..mixed(
+            "azure-account-key",
+            &["AccountKey=", "SharedAccessKey="],
+            &[],
+        )
+    },
+    shaped(
+        "azure-client-secret",
+        &["Q~"],
+        Shape::Around(Dotted, 4, 4, &[Run(Token, 31, 34)]),
+    ),
+    rule(
+        "digitalocean-token",
+        &["dop_v1_", "doo_v1_", "dor_v1_"],
+        &[Run(Hex, 64, 64)],
+    ),
+    mixed(
+        "cloudflare-origin-key",
+        &["v1.0-"],
+        &[Run(Hex, 24, 24), Is("-"), Run(Hex, 140, 160)],
+    ),
+    mixed("heroku-key", &["HRKU-"], &[Run(Url, 30, 128)]),
+    mixed(
+        "fly-token",
+        &["fm1_", "fm2_", "fo1_"],
+        &[Run(Base64, 40, MANY)],
+    ),
+    mixed(
+        "netlify-token",
+        &["nfp_", "nfc_", "nfo_"],
+        &[Run(Alnum, 30, 64)],
+    ),
+    mixed(
+        "vercel-token",
+        &["vcp_", "vck_", "vercel_blob_rw_"],
+        &[Run(Word, 24, 128)],
+    ),
+    mixed("supabase-key", &["sbp_", "sb_secret_"], &[Run(Url, 20, 64)]),
+    mixed(
+        "planetscale-token",
+        &["pscale_tkn_", "pscale_pw_", "pscale_oauth_"],
+        &[Run(Dotted, 32, 64)],
+    ),
+    rule("databricks-token", &["dapi"], &[Run(Hex, 32, 32)]),
+    mixed("pulumi-token", &["pul-"], &[Run(Hex, 40, 40)]),
+    shaped(
+        "terraform-token",
+        &[".atlasv1."],
+        Shape::Around(Alnum, 14, 14, &[Run(Url, 60, 70)]),
+    ),
+    mixed(
+        "vault-token",
+        &["hvs.", "hvb.", "hvr."],
+        &[Run(Url, 20, 256)],
+    ),
+    mixed(
+        "doppler-token",
+        &["dp.pt.", "dp.st.", "dp.sa.", "dp.ct.", "dp.scim."],
+        &[Run(Dotted, 40, 64)],
+    ),
+    rule(
+        "age-secret-key",
+        &["AGE-SECRET-KEY-1"],
+        &[Run(Upper, 58, 58)],
+    ),
+    mixed("onepassword-token", &["ops_eyJ"], &[Run(Url, 60, MANY)]),
+    // Code hosts and package registries.
+    mixed(
+        "github-token",
+        &["ghp_", "gho_", "ghu_", "ghs_", "ghr_"],
+        &[Run(Alnum, 20, 255)],
+    ),
+    mixed(
+        "github-fine-grained-token",
+        &["github_pat_"],
+        &[Run(Word, 20, 255)],
+    ),
+    mixed(
+        "gitlab-token",
+        &[
+            "glpat-", "gldt-", "glrt-", "glptt-", "glcbt-", "glft-", "glsoat-", "gloas-",
+            "glagent-",
+        ],
+        &[Run(Dotted, 16, 300)],
+    ),
+    mixed(
+        "atlassian-token",
+        &["ATATT3", "ATCTT3", "ATBB"],
+        &[Run(Dotted, 28, 300)],
+    ),
+    mixed("npm-token", &["npm_"], &[Run(Alnum, 30, 64)]),
+    mixed("pypi-token", &["pypi-"], &[Run(Url, 30, 300)]),
+    rule("rubygems-key", &["rubygems_"], &[Run(Hex, 48, 48)]),
+    mixed("crates-io-token", &["cio"], &[Run(Alnum, 32, 32)]),
+    mixed("nuget-key", &["oy2"], &[Run(Alnum, 43, 43)]),
+    mixed(
+        "docker-token",
+        &["dckr_pat_", "dckr_oat_"],
+        &[Run(Url, 20, 64)],
+    ),
+    mixed("jfrog-key", &["AKCp", "cmVmdGtu"], &[Run(Alnum, 50, 128)]),
+    mixed("sourcegraph-token", &["sgp_"], &[Run(Word, 40, 64)]),
+    // Payment and commerce.
+    mixed(
+        "stripe-key",
+        &["sk_live_", "sk_test_", "rk_live_", "rk_test_"],
+        &[Run(Alnum, 10, 256)],
+    ),
+    mixed(
+        "stripe-webhook-secret",
+        &["whsec_"],
+        &[Run(Base64, 16, 128)],
+    ),
+    mixed("square-token", &["sq0atp-", "sq0csp-"], &[Run(Url, 22, 64)]),
+    rule(
+        "braintree-token",
+        &["access_token$production$", "access_token$sandbox$"],
+        &[Run(Alnum, 16, 16), Is("$"), Run(Hex, 32, 32)],
+    ),
+    mixed(
+        "shopify-token",
+        &["shpat_", "shpca_", "shppa_", "shpss_"],
+        &[Run(Alnum, 32, 64)],
+    ),
+    mixed(
+        "plaid-token",
+        &["access-production-", "access-sandbox-"],
+        &[Run(Url, 36, 36)],
+    ),
+    mixed(
+        "shippo-token",
+        &["shippo_live_", "shippo_test_"],
+        &[Run(Hex, 40, 40)],
+    ),
+    mixed("easypost-key", &["EZAK", "EZTK"], &[Run(Alnum, 54, 54)]),
+    mixed(
+        "flutterwave-key",
+        &["FLWSECK-", "FLWSECK_TEST-"],
+        &[Run(Alnum, 12, 64)],
+    ),
+    // Chat, mail and telephony.
+    mixed(
+        "slack-token",
+        &[
+            "xoxa-", "xoxb-", "xoxc-", "xoxd-", "xoxe-", "xoxe.", "xoxo-", "xoxp-", "xoxr-",
+            "xoxs-",
+        ],
+        &[Run(Dotted, 10, 512)],
+    ),
+    mixed("slack-app-token", &["xapp-"], &[Run(Url, 10, 256)]),
+    Rule {
+        shape: Shape::Behind(&[Run(Token, 20, 128)]),
+        ..mixed(
+            "slack-webhook",
+            &["hooks.slack.com/services/", "hooks.slack.com/workflows/"],
+            &[],
+        )
+    },
+    Rule {
+        shape: Shape::Behind(&[Run(Digit, 16, 20), Is("/"), Run(Url, 30, 128)]),
+        ..mixed(
+            "discord-webhook",
+            &["discord.com/api/webhooks/", "discordapp.com/api/webhooks/"],
+            &[],
+        )
+    },
+    shaped(
+        "telegram-bot-token",
+        &[":AA"],
+        Shape::Around(Digit, 8, 10, &[Run(Url, 33, 33)]),
+    ),
+    mixed(
+        "sendgrid-key",
+        &["SG."],
+        &[Run(Url, 16, 64), Is("."), Run(Url, 16, 128)],
+    ),
+    mixed("mailgun-key", &["key-"], &[Run(Hex, 32, 32)]),
+    mixed(
+        "brevo-key",
+        &["xkeysib-", "xsmtpsib-"],
+        &[Run(Hex, 64, 64), Is("-"), Run(Alnum, 16, 16)],
+    ),
+    mixed(
+        "resend-key",
+        &["re_"],
+        &[Run(Alnum, 8, 8), Is("_"), Run(Alnum, 24, 24)],
+    ),
+    mixed("twilio-key", &["SK"], &[Run(Hex, 32, 32)]),
+    mixed("facebook-token", &["EAA"], &[Run(Alnum, 100, 512)]),
+    // Language models.
+    mixed("anthropic-key", &["sk-ant-"], &[Run(Url, 16, 256)]),
+    mixed("openrouter-key", &["sk-or-"], &[Run(Url, 20, 256)]),
+    mixed("openai-key", &["sk-"], &[Run(Url, 16, 256)]),
+    mixed(
+        "huggingface-token",
+        &["hf_", "api_org_"],
+        &[Run(Alnum, 20, 64)],
+    ),
+    mixed("replicate-token", &["r8_"], &[Run(Alnum, 30, 64)]),
+    mixed("groq-key", &["gsk_"], &[Run(Alnum, 20, 128)]),
+    mixed("xai-key", &["xai-"], &[Run(Alnum, 40, 128)]),
+    mixed("perplexity-key", &["pplx-"], &[Run(Alnum, 30, 128)]),
+    mixed("nvidia-key", &["nvapi-"], &[Run(Url, 40, 128)]),
+    mixed("fireworks-key", &["fw_"], &[Run(Alnum, 22, 32)]),
+    mixed("pinecone-key", &["pcsk_"], &[Run(Word, 40, 128)]),
+    mixed("tavily-key", &["tvly-"], &[Run(Url, 20, 64)]),
+    rule("elevenlabs-key", &["sk_"], &[Run(Hex, 48, 48)]),
+    mixed(
+        "langsmith-key",
+        &["lsv2_pt_", "lsv2_sk_"],
+        &[Run(Word, 32, 64)],
+    ),
+    // Watching and working.
+    mixed(
+        "newrelic-key",
+        &["NRAK-", "NRII-", "NRIQ-"],
+        &[Run(Url, 27, 40)],
+    ),
+    mixed(
+        "sentry-token",
+        &["sntrys_", "sntryu_"],
+        &[Run(Token, 40, MANY)],
+    ),
+    mixed("grafana-token", &["glsa_", "glc_"], &[Run(Word, 32, 512)]),
+    rule(
+        "dynatrace-token",
+        &["dt0c01.", "dt0s01."],
+        &[Run(Upper, 24, 24), Is("."), Run(Upper, 64, 64)],
+    ),
+    mixed("posthog-key", &["phx_"], &[Run(Alnum, 40, 64)]),
+    mixed(
+        "linear-key",
+        &["lin_api_", "lin_oauth_"],
+        &[Run(Alnum, 32, 64)],
+    ),
+    mixed("notion-token", &["ntn_", "secret_"], &[Run(Alnum, 40, 64)]),
+    mixed("figma-token", &["figd_", "figdr_"], &[Run(Url, 40, 64)]),
+    mixed(
+        "postman-key",
+        &["PMAK-"],
+        &[Run(Hex, 24, 24), Is("-"), Run(Hex, 34, 34)],
+    ),
+    mixed("contentful-token", &["CFPAT-"], &[Run(Url, 43, 43)]),
+    mixed("prefect-key", &["pnu_", "pnb_"], &[Run(Alnum, 36, 36)]),
+    mixed("statehold-key", &["shk_"], &[Run(Url, 16, 128)]),
+    // Forms that no vendor owns.
+    shaped("private-key", &["-----BEGIN "], Shape::Pem),
+    mixed(
+        "jwt",
+        &["eyJ"],
+        &[
+            Run(Url, 8, MANY),
+            Is("."),
+            Run(Url, 8, MANY),
+            Is("."),
+            Run(Dotted, 0, MANY),
+        ],
+    ),
+    Rule {
+        shape: Shape::Behind(&[Run(Token, 16, MANY)]),
+        ..mixed("bearer-token", &["Bearer ", "bearer ", "BEARER "], &[])
+    },
+    Rule {
+        shape: Shape::Behind(&[Run(Base64, 12, MANY)]),
+        ..mixed(
+            "basic-credentials",
+            &[
+                "Authorization: Basic ",
+                "authorization: Basic ",
+                "authorization: basic ",
+            ],
+            &[],
+        )
+    },
+    shaped("url-password", &["://"], Shape::UrlPassword),
+    shaped(
+        "connection-password",
+        &[
+            "Password=",
+            "password=",
+            "PASSWORD=",
+            "Pwd=",
+            "pwd=",
+            "PWD=",
+        ],
+        Shape::PairValue,
+    ),
+    shaped(
+        "secret-variable",
+        &[
+            "PASSWORD=",
+            "PASSWD=",
+            "SECRET=",
+            "TOKEN=",
+            "API_KEY=",
+            "ACCESS_KEY=",
+            "PRIVATE_KEY=",
+            "SECRET_KEY=",
+        ],
+        Shape::Variable,
+    ),
+];
+
+/// The rule for values under a key that names a secret.
+pub(super) const BY_KEY: &str = "secret-key-name";
+
+/// Keys whose values are secrets, in lower case and without separators.
+const SECRET_KEYS: &[&str] = &[
+    "accesskey",
+    "accesstoken",
+    "apikey",
+    "apisecret",
+    "apitoken",
+    "appsecret",
+    "authorization",
+    "authtoken",
+    "bearertoken",
+    "clientsecret",
+    "connectionstring",
+    "cookie",
+    "dbpassword",
+    "encryptionkey",
+    "githubtoken",
+    "idtoken",
+    "masterkey",
+    "openaiapikey",
+    "anthropicapikey",
+    "passphrase",
+    "passwd",
+    "password",
+    "privatekey",
+    "proxyauthorization",
+    "pwd",
+    "refreshtoken",
+    "secret",
+    "secretaccesskey",
+    "secretkey",
+    "sessiontoken",
+    "setcookie",
+    "signingkey",
+    "token",
+    "userpassword",
+    "webhooksecret",
+    "xapikey",
+];
+/// The longest of them, with room for separators, in bytes.
+const SECRET_KEY_BYTES_MAX: usize = 40;
+
+/// Whether a key of a JSON object names a secret. Case and separators do not count.
+pub(super) fn names_secret(key: &str) -> bool {
+    if key.len() > SECRET_KEY_BYTES_MAX {
+        return false;
+    }
+    let mut plain = [0_u8; SECRET_KEY_BYTES_MAX];
+    let mut length = 0;
+    for byte in key.bytes().filter(|byte| !b"_-. ".contains(byte)) {
+        plain[length] = byte.to_ascii_lowercase();
+        length += 1;
+    }
+    let plain = &plain[..length];
+    SECRET_KEYS.iter().any(|known| known.as_bytes() == plain)
+}
+
+/// The anchors of all rules, and the rules of each.
+pub(super) struct Anchors {
+    pub(super) find: AhoCorasick,
+    /// By the number of the anchor: its length, and the places of its rules.
+    pub(super) rules: Vec<(usize, Vec<usize>)>,
+}
+
+pub(super) static ANCHORS: LazyLock<Anchors> = LazyLock::new(|| {
+    let mut texts: Vec<&str> = Vec::new();
+    for rule in RULES {
+        for anchor in rule.anchors {
+            if !texts.contains(anchor) {
+                texts.push(anchor);
+            }
+        }
+    }
+    // A search reports the longest anchor at a place; the rules of the shorter ones that it begins with are tried
+    // behind its own.
+    texts.sort_by_key(|text| std::cmp::Reverse(text.len()));
+    let rules_of = |text: &str| {
+        let of = |anchor: &str| {
+            let numbered = RULES.iter().enumerate();
+            let has = numbered.filter(|(_, rule)| rule.anchors.contains(&anchor));
+            has.map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        (1..=text.len())
+            .rev()
+            .flat_map(|end| of(&text[..end]))
+            .collect()
+    };
+    let rules = texts
+        .iter()
+        .map(|text| (text.len(), rules_of(text)))
+        .collect();
+    let find = AhoCorasick::builder()
+        .match_kind(MatchKind::LeftmostFirst)
+        .build(&texts)
+        .expect("fixed anchors build");
+    Anchors { find, rules }
+});

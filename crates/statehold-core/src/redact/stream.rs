@@ -1,0 +1,129 @@
+//! Redacts a text while it is written: what may still become a secret is held back.
+
+use super::scan::{self, may_become_secret};
+use super::{Redactor, placeholder};
+
+/// How much is held back at most, in bytes. A longer secret ends the stream.
+const HELD_BYTES_MAX: usize = 16 * 1024;
+/// How much of what was shown is kept, because a rule may need the words before a secret, in bytes.
+const CONTEXT_BYTES_MAX: usize = 256;
+/// How far back a label of PEM may have begun, in bytes.
+const LABEL_BYTES_MAX: usize = 64;
+
+/// A text on its way to readers, piece by piece.
+#[derive(Debug, Default)]
+pub struct TextStream {
+    redactor: Redactor,
+    /// The words before what is held back, and that.
+    text: String,
+    /// How much of it was shown.
+    shown: usize,
+    /// Whether enough text has come to know that it is no JSON.
+    has_begun: bool,
+    /// Whether the text is JSON, or has a secret that is too long: it is shown when it is whole.
+    is_stopped: bool,
+}
+
+impl TextStream {
+    /// A text from its beginning.
+    pub fn new(redactor: Redactor) -> Self {
+        Self {
+            redactor,
+            ..Self::default()
+        }
+    }
+
+    /// Takes the next piece, and returns what can be shown.
+    pub fn push(&mut self, piece: &str) -> String {
+        if self.is_stopped {
+            return String::new();
+        }
+        self.text.push_str(piece);
+        if !self.has_begun {
+            match begins_json(&self.text) {
+                None => return String::new(),
+                // The keys of JSON say what is secret, and they are known when it is whole.
+                Some(is_json) => (self.has_begun, self.is_stopped) = (true, is_json),
+            }
+        }
+        if self.is_stopped {
+            return String::new();
+        }
+        let cut = self.cut();
+        let shown = self.show(cut);
+        if self.text.len() - self.shown > HELD_BYTES_MAX {
+            self.is_stopped = true;
+        }
+        self.forget();
+        shown
+    }
+
+    /// Whether nothing more is shown until the text is whole.
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
+    /// Up to where no secret can begin that ends behind it.
+    fn cut(&self) -> usize {
+        let text = &self.text;
+        let mut cut = if self.redactor.has_patterns() {
+            text.rfind('\n').map_or(0, |at| at + 1)
+        } else {
+            let word = text.rfind(char::is_whitespace);
+            let word = word.map_or(0, |at| text.ceil_char_boundary(at + 1));
+            if may_become_secret(text, word) {
+                word
+            } else {
+                text.len()
+            }
+        };
+        let label = text.floor_char_boundary(text.len().saturating_sub(LABEL_BYTES_MAX));
+        if let Some(at) = text[label..].rfind("-----BEGIN") {
+            cut = cut.min(label + at);
+        }
+        for found in scan::find(text, &self.redactor.patterns) {
+            if found.at.end > cut || found.at.end == text.len() {
+                cut = cut.min(found.at.start);
+            }
+        }
+        cut.max(self.shown)
+    }
+
+    fn show(&mut self, cut: usize) -> String {
+        let mut shown = String::new();
+        let mut from = self.shown;
+        for found in scan::find(&self.text, &self.redactor.patterns) {
+            if found.at.end > from && found.at.end <= cut {
+                // A secret whose beginning was shown before it was known as one ends here all the same.
+                shown.push_str(&self.text[from..found.at.start.max(from)]);
+                shown.push_str(&placeholder(found.rule.as_str()));
+                from = found.at.end;
+            }
+        }
+        shown.push_str(&self.text[from..cut]);
+        self.shown = cut;
+        shown
+    }
+
+    /// Drops what no rule needs any more: everything before a few words.
+    fn forget(&mut self) {
+        if self.shown < 2 * CONTEXT_BYTES_MAX {
+            return;
+        }
+        let from = self.text.ceil_char_boundary(self.shown - CONTEXT_BYTES_MAX);
+        self.text.drain(..from);
+        self.shown -= from;
+    }
+}
+
+/// Whether a text begins like an object or a list of JSON. None if that is not known yet.
+fn begins_json(text: &str) -> Option<bool> {
+    let mut signs = text.chars().filter(|c| !c.is_whitespace());
+    let next: &[char] = match signs.next()? {
+        '{' => &['"', '}'],
+        '[' => &['"', '{', '[', ']', '-', 't', 'f', 'n'],
+        _ => return Some(false),
+    };
+    let next_sign = signs.next()?;
+    Some(next.contains(&next_sign) || next.len() > 2 && next_sign.is_ascii_digit())
+}

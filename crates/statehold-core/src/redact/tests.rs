@@ -1,0 +1,403 @@
+//! Secrets of every rule, made up from parts so that no file contains one, and texts that look like secrets and are
+//! none.
+
+mod corpus;
+
+use serde_json::{Value, json};
+
+use super::*;
+use corpus::{harmless, secrets};
+
+fn redactor() -> Redactor {
+    Redactor::default()
+}
+
+fn with(patterns: &[(&str, &str)]) -> Redactor {
+    let compiled = patterns.iter().map(|(name, pattern)| {
+        let name = name.parse().expect("a name");
+        Pattern::new(&name, pattern).expect("a pattern")
+    });
+    Redactor::new(compiled.collect())
+}
+
+fn shown(json: &Value) -> (Value, Vec<(String, String)>) {
+    match redactor().json(&json.to_string(), &[]) {
+        None => (json.clone(), Vec::new()),
+        Some(redacted) => {
+            let found = redacted.findings.into_iter();
+            let found = found.map(|finding| (finding.path, finding.rule.to_string()));
+            let value = serde_json::from_str(&redacted.text).expect("it stays JSON");
+            (value, found.collect())
+        }
+    }
+}
+
+fn at(path: &str, rule: &str) -> (String, String) {
+    (path.to_owned(), rule.to_owned())
+}
+
+#[test]
+fn every_rule_finds_its_secret_in_prose_and_at_the_ends_of_a_text() {
+    let mut seen = std::collections::BTreeSet::new();
+    for (rule, before, secret, after) in secrets() {
+        seen.insert(rule);
+        let whole = format!("{before}{secret}{after}");
+        for text in [
+            whole.clone(),
+            format!("the value is\n{whole}\nand that is all"),
+        ] {
+            let found = redactor().text(&text);
+            let found = found.unwrap_or_else(|| panic!("{rule} finds nothing in {text:?}"));
+            assert!(!found.text.contains(&secret), "{rule}: {}", found.text);
+            assert!(
+                found.text.contains(&placeholder(rule)),
+                "{rule}: {:?}",
+                found.findings
+            );
+        }
+    }
+    let missing: Vec<_> = rule_ids()
+        .filter(|id| !seen.contains(id) && *id != rules::BY_KEY)
+        .collect();
+    assert!(missing.is_empty(), "no secret for {missing:?}");
+    assert!(seen.len() >= 60, "{} formats", seen.len());
+}
+
+#[test]
+fn what_is_redacted_once_is_not_redacted_again() {
+    for (rule, before, secret, after) in secrets() {
+        let once = redactor().text(&format!("{before}{secret}{after}"));
+        let once = once.expect("a secret").text;
+        assert_eq!(redactor().text(&once), None, "{rule}: {once}");
+    }
+    let (once, _) = shown(&json!({"password": "a b", "list": [{"token": {"x": 1}}]}));
+    assert_eq!(shown(&once), (once.clone(), vec![]));
+}
+
+#[test]
+fn harmless_texts_stay_as_they_are() {
+    let (mut bytes, mut wrong) = (0, Vec::new());
+    let texts = harmless();
+    let count = texts.len();
+    for text in texts {
+        bytes += text.len();
+        if let Some(found) = redactor().text(&text) {
+            wrong.push((
+                found.findings,
+                found.text.chars().take(120).collect::<String>(),
+            ));
+        }
+    }
+    println!(
+        "{} of {count} harmless texts ({bytes} bytes) were redacted",
+        wrong.len()
+    );
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn json_stays_the_text_that_it_was_except_for_its_secrets() {
+    let key = format!("gh{}_{}", "p", "a1B2".repeat(9));
+    let json = format!(
+        r#" {{"n": 1.50e+3 ,"big":123456789012345678901, "t" : "use {key}\u0021" ,"é":[ ] }}"#
+    );
+    let found = redactor().json(&json, &[]).expect("a secret");
+    let shown = r#" {"n": 1.50e+3 ,"big":123456789012345678901, "t" : "use [redacted:github-token]!" ,"é":[ ] }"#;
+    assert_eq!(found.text, shown);
+    assert_eq!(found.findings.len(), 1);
+    assert_eq!(
+        (
+            found.findings[0].path.as_str(),
+            found.findings[0].rule.as_str()
+        ),
+        ("/t", "github-token")
+    );
+}
+
+#[test]
+fn an_escaped_secret_is_found() {
+    let key = format!("gh{}_{}", "p", "a1B2".repeat(9));
+    let escaped: String = key
+        .chars()
+        .map(|c| format!("\\u{:04x}", u32::from(c)))
+        .collect();
+    let found = redactor().json(&format!(r#"["{escaped}"]"#), &[]);
+    assert_eq!(
+        found.expect("a secret").text,
+        r#"["[redacted:github-token]"]"#
+    );
+}
+
+#[test]
+fn keys_name_secrets_in_any_spelling() {
+    let (value, found) = shown(&json!({
+        "api_key": "x", "Client-Secret": {"a": 1}, "dbPassword": ["p"], "PASSPHRASE": 5,
+        "password": null, "token": false, "secret": "", "max_tokens": 5, "next_page_token": "x", "tokens": ["a"],
+        "a/b": [{"api.token": "y"}],
+    }));
+    let hidden = "[redacted:secret-key-name]";
+    assert_eq!(
+        value,
+        json!({
+            "api_key": hidden, "Client-Secret": hidden, "dbPassword": hidden, "PASSPHRASE": hidden,
+            "password": null, "token": false, "secret": "", "max_tokens": 5, "next_page_token": "x", "tokens": ["a"],
+            "a/b": [{"api.token": hidden}],
+        })
+    );
+    let paths: Vec<&str> = found.iter().map(|(path, _)| path.as_str()).collect();
+    assert_eq!(
+        paths,
+        [
+            "/api_key",
+            "/Client-Secret",
+            "/dbPassword",
+            "/PASSPHRASE",
+            "/a~1b/0/api.token"
+        ]
+    );
+}
+
+#[test]
+fn a_schema_may_have_a_property_that_is_called_password() {
+    let schema = json!({"type": "object", "required": ["password"],
+                        "properties": {"password": {"type": "string", "description": "choose one"}}});
+    assert_eq!(shown(&schema), (schema.clone(), vec![]));
+    let (value, found) = shown(&json!({"properties": {"password": "hunter2"}}));
+    assert_eq!(
+        value["properties"]["password"],
+        "[redacted:secret-key-name]"
+    );
+    assert_eq!(found, [at("/properties/password", "secret-key-name")]);
+}
+
+#[test]
+fn json_inside_a_text_is_read_as_json() {
+    let inner = json!({"password": "hunter2", "n": 1}).to_string();
+    let outer = json!({"arguments": inner, "text": json!([{"deep": inner}]).to_string()});
+    let (value, found) = shown(&outer);
+    assert_eq!(
+        value["arguments"],
+        r#"{"password":"[redacted:secret-key-name]","n":1}"#
+    );
+    assert!(!value.to_string().contains("hunter2"), "{value}");
+    assert_eq!(
+        found,
+        [
+            at("/arguments", "secret-key-name"),
+            at("/text", "secret-key-name")
+        ]
+    );
+}
+
+#[test]
+fn names_of_members_are_redacted_too_and_stay_apart() {
+    let key = |n: u8| format!("gh{}_{}7", "p", char::from(b'a' + n).to_string().repeat(30));
+    let (value, found) = shown(&json!({key(0): 1, key(1): 2, "[redacted:github-token]": 3}));
+    let hidden = "[redacted:github-token]";
+    assert_eq!(
+        value,
+        json!({hidden: 1, format!("{hidden}+2"): 2, format!("{hidden}+3"): 3})
+    );
+    assert_eq!(found.len(), 2);
+    assert_eq!(found[0].0, format!("/{hidden}"));
+}
+
+#[test]
+fn kept_places_stay_whatever_they_have() {
+    let key = format!("gh{}_{}", "p", "a1B2".repeat(9));
+    let json =
+        json!({"call_id": key, "state": {"password": "x", "deep": [key]}, "text": key}).to_string();
+    let found = redactor()
+        .json(&json, &["/call_id", "/state"])
+        .expect("a secret");
+    let value: Value = serde_json::from_str(&found.text).expect("JSON");
+    assert_eq!(
+        value,
+        json!({"call_id": key, "state": {"password": "x", "deep": [key]},
+                             "text": "[redacted:github-token]"})
+    );
+    assert_eq!(found.findings.len(), 1);
+}
+
+#[test]
+fn the_value_of_a_key_that_names_a_secret_is_one_if_it_is_a_text() {
+    let value = |key: &str, json: &str| redactor().value_of(key, json).map(|found| found.text);
+    assert_eq!(
+        value("api_key", r#""x""#).as_deref(),
+        Some(r#""[redacted:secret-key-name]""#)
+    );
+    assert_eq!(value("token", "5"), None);
+    assert_eq!(value("token", r#"{"count":5}"#), None);
+    assert_eq!(value("theme", r#""x""#), None);
+    let found = value("any", r#"{"password":"x"}"#);
+    assert_eq!(
+        found.as_deref(),
+        Some(r#"{"password":"[redacted:secret-key-name]"}"#)
+    );
+}
+
+#[test]
+fn passwords_in_addresses_go_and_the_rest_of_the_address_stays() {
+    let text = |text: &str| redactor().text(text).map(|found| found.text);
+    let hidden = "[redacted:url-password]";
+    for (scheme, rest) in [
+        ("postgres", "db:5432/x?a=b"),
+        ("https", "host/path@v1"),
+        ("redis", "h"),
+    ] {
+        let found = text(&format!("see {scheme}://bob:hun@ter2@{rest} now"));
+        assert_eq!(
+            found,
+            Some(format!("see {scheme}://bob:{hidden}@{rest} now"))
+        );
+    }
+    for plain in [
+        "http://host:80/a@b:c",
+        "http://me@host/",
+        "git@github.com:o/r.git",
+        "postgres://${USER}:${PASSWORD}@db/x",
+        "mysql://user:<password>@db",
+        "https://user:***@h/",
+    ] {
+        assert_eq!(text(plain), None, "{plain}");
+    }
+}
+
+#[test]
+fn a_private_key_goes_to_its_end_or_to_the_end_of_the_text() {
+    let (begin, end) = (
+        ["-----BEGIN ", "RSA PRIVATE KEY-----"].concat(),
+        "-----END RSA PRIVATE KEY-----",
+    );
+    let text = |text: &str| redactor().text(text).map(|found| found.text);
+    let whole = format!("a\n{begin}\nMIIB\nxyz=\n{end}\nrest");
+    assert_eq!(
+        text(&whole).as_deref(),
+        Some("a\n[redacted:private-key]\nrest")
+    );
+    let cut = format!("a\n{begin}\nMIIB\nxyz=");
+    assert_eq!(text(&cut).as_deref(), Some("a\n[redacted:private-key]"));
+    let public = whole.replace("PRIVATE", "PUBLIC");
+    assert_eq!(text(&public), None);
+}
+
+#[test]
+fn configured_patterns_are_found_within_lines_and_bounded() {
+    let tickets = with(&[("ticket", "TCK-[0-9]{4}"), ("odd-line", "(?s)odd.*")]);
+    let found = tickets
+        .text("see TCK-1234,\nodd é and TCK-77\nstays")
+        .expect("a pattern");
+    assert_eq!(
+        found.text,
+        "see [redacted:ticket],\n[redacted:odd-line]\nstays"
+    );
+    let name = "x".parse().expect("a name");
+    for (pattern, error) in [
+        ("a".repeat(PATTERN_BYTES_MAX + 1), PatternError::TooLong),
+        ("(?:[a-z]{100}){1000}".to_owned(), PatternError::TooBig),
+        ("a*".to_owned(), PatternError::FindsNothing),
+    ] {
+        assert_eq!(
+            Pattern::new(&name, &pattern).err(),
+            Some(error),
+            "{pattern}"
+        );
+    }
+    let malformed = Pattern::new(&name, "(").err();
+    assert!(matches!(malformed, Some(PatternError::Malformed(_))));
+}
+
+#[test]
+fn a_stream_shows_what_the_whole_text_shows() {
+    let tickets = with(&[("ticket", "TCK-[0-9]{4} [a-z]+")]);
+    let mut texts: Vec<String> = secrets()
+        .into_iter()
+        .map(|(_, before, secret, after)| {
+            format!("Bob said: {before}{secret}{after} and then é more. 42 times")
+        })
+        .collect();
+    texts.push("plain words, line\nby line, with 12 numbers".to_owned());
+    texts.push(" TCK-1234 abc def".to_owned());
+    texts.push(json!({"password": "hunter2"}).to_string());
+    for text in &texts {
+        for redactor in [redactor(), tickets.clone()] {
+            let whole = redactor
+                .text(text)
+                .map_or_else(|| text.clone(), |found| found.text);
+            for size in [1, 3, 7, 1_000] {
+                let mut stream = TextStream::new(redactor.clone());
+                let chars: Vec<char> = text.chars().collect();
+                let pieces = chars
+                    .chunks(size)
+                    .map(|piece| stream.push(&piece.iter().collect::<String>()));
+                let shown: String = pieces.collect();
+                assert!(whole.starts_with(&shown), "{size}: {shown:?} of {whole:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stream_of_words_is_shown_as_it_comes() {
+    let mut stream = TextStream::new(redactor());
+    let mut shown = String::new();
+    for piece in ["Hel", "lo, ", "it is", " 4", ".", "\n\nDone"] {
+        shown.push_str(&stream.push(piece));
+    }
+    assert_eq!(shown, "Hello, it is 4.\n\nDone");
+    let mut link = TextStream::new(redactor());
+    let shown: String = ["[", "a link](x) and ", "more"]
+        .map(|piece| link.push(piece))
+        .concat();
+    assert_eq!(shown, "[a link](x) and more");
+    let mut list = TextStream::new(redactor());
+    assert_eq!(
+        [" [", "{\"password\": \"x\"}]"]
+            .map(|piece| list.push(piece))
+            .concat(),
+        ""
+    );
+    let mut long = TextStream::new(redactor());
+    assert_eq!(long.push(&format!("a1{}", "b".repeat(20_000))), "");
+    assert!(long.is_stopped());
+}
+
+#[test]
+fn no_text_takes_more_than_linear_time() {
+    use std::hint::black_box;
+    let attacks = [
+        "sk-",
+        "eyJ",
+        "eyJ.",
+        "ABSK",
+        "+ABSK",
+        "=ABSK",
+        "://",
+        "://a:",
+        "password=",
+        " password=",
+        "a=b password=",
+        "-----BEGIN ",
+        "-----BEGIN PRIVATE KEY-----",
+        "Bearer ",
+        "xoxb-",
+        "-xoxb-",
+        ":AA",
+        "Q~",
+        "[",
+        "{\"a\":",
+        "\"",
+        "{\"a\":\"{",
+        "TOKEN=",
+        "X_TOKEN=",
+        "ya29.",
+        ".ya29.",
+        "hooks.slack.com/services/",
+    ];
+    for attack in attacks {
+        // The count of steps is what matters: with a cost that grows with the square, this takes hours.
+        let text = attack.repeat(1_000_000 / attack.len());
+        black_box(redactor().text(&text));
+        black_box(redactor().json(&Value::from(text).to_string(), &[]));
+    }
+}
