@@ -150,13 +150,13 @@ def check_references(server):
     messages[-1]["custom_content"]["state"] = forged
     window = Window(server, messages=messages)
     window.say("forged")
-    assert window.session not in (None, first), "these messages are none of a session from its beginning"
+    assert window.session == first, "the server knows the session by the messages"
     trace = server.call("client", f"/v1/sessions/{window.session}/messages?view=trace")["messages"]
     found = [item["data"]["found"] for item in trace if "found" in (item.get("data") or {})]
-    assert found[-1]["reference"] == "unreadable", found
+    assert found[-1] == {"by": "session", "reference": "unreadable"}, found
     say("a forged reference: the conversation goes on, and the trace says how")
 
-    before = one.session
+    one, before = window, first
     restart(server, lambda: os.remove(os.path.join(server.data, "key-ring")))
     assert one.say("after the key ring was lost") == "You said: after the key ring was lost"
     after = one.session

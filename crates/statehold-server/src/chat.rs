@@ -4,7 +4,7 @@
 //! A surface reads its own messages and writes its own format ([`TurnFormat`]). It finds and starts turns only
 //! through this module, which calls `api::turn`.
 
-mod carried;
+mod carrier;
 mod inline;
 mod refusal;
 mod stateless;
@@ -38,7 +38,7 @@ use statehold_engine::{Call, Credential, EngineError, HoldDetail, Role, Share};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-pub(crate) use self::carried::{CarriedText, Carrier, StateOpener};
+pub(crate) use self::carrier::{CarriedText, Carrier, StateOpener};
 pub(crate) use self::inline::{CallerData, ClientManagedIds, InlineContext};
 pub(crate) use self::refusal::{TurnContext, forbid_retry};
 pub(crate) use self::stateless::{
@@ -122,10 +122,10 @@ pub(crate) struct ChatTurn {
     pub(crate) extras: TurnExtras,
 }
 
-/// What an answer tells its client beside the reply.
+/// The parts of an answer beside the reply.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TurnExtras {
-    /// Seals what the client carries until its next call. None for clients that carry nothing.
+    /// Seals the state and the references that the client carries. None for surfaces that have no place for them.
     pub(crate) carrier: Option<Carrier>,
     /// The expired session in place of which the session of the turn began.
     pub(crate) replaced: Option<SessionId>,
@@ -134,7 +134,7 @@ pub(crate) struct TurnExtras {
 }
 
 impl TurnExtras {
-    /// Adds what the client carries to the end of a turn: a reference to it, or the state of the agent.
+    /// Adds a reference to the turn, or the state of the agent, to the end of the turn.
     fn complete(
         self,
         app: &App,
@@ -417,8 +417,8 @@ impl ChatCall {
         self.require_declared(app, agent, opened, is_hosted).await
     }
 
-    /// Finds or starts the turn of a call that names an expired session: in the session that continues the
-    /// conversation, or in a new one of the same app and user.
+    /// Finds or starts the turn of a call that names an expired session: in the session that continues its messages,
+    /// or in a new one of the same app and user.
     pub(crate) async fn open_in_place_of(
         &self,
         app: &App,
@@ -443,7 +443,7 @@ impl ChatCall {
         Ok(turn)
     }
 
-    /// Whether a call that names an expired session goes on in another one: it names nothing else there.
+    /// Whether the call may continue in another session than the one it names: it names no task and no revision there.
     pub(crate) fn may_replace(&self) -> bool {
         self.task.is_none() && self.asked.if_revision.is_none()
     }
@@ -556,7 +556,7 @@ impl ChatCall {
         Ok(())
     }
 
-    /// What the caller gets beside the text: only without a session. It runs only tools that it brought.
+    /// The parts of a reply that a caller without a session gets. It runs only tools that it brought.
     fn reply_parts(&self, has_session: bool) -> ReplyParts {
         ReplyParts {
             calls: !has_session && self.brings_tools,

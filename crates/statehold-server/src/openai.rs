@@ -20,7 +20,7 @@ use statehold_engine::EngineError;
 use statehold_engine::api::json::{raw_bytes, to_body};
 use statehold_engine::api::session::SessionInput;
 use statehold_engine::api::turn::{
-    CarriedMessage, CarriedPlace, Conversation, UserMessage, named_session,
+    CarriedMessage, CarriedPlace, Conversation, UserMessage, named_session, user_of_session,
 };
 
 pub(crate) use self::ask::ChatMessageIn;
@@ -147,7 +147,7 @@ impl OpenaiCall {
         // A caller that runs tools keeps the conversation itself.
         let runs_tools = is_unsaid && self.chat.carries_tools();
         let mut carrier = self.carrier(&agent, spec.is_some_and(|spec| spec.references));
-        let (place, place_app) = if is_unsaid && !runs_tools {
+        let (place, owner) = if is_unsaid && !runs_tools {
             self.carried_place(app, &carrier).await?
         } else {
             (CarriedPlace::Nothing, None)
@@ -185,7 +185,7 @@ impl OpenaiCall {
                 Box::pin(turn).await?
             }
         } else if is_unsaid {
-            let new = self.new_session(app, &agent, place_app.as_ref())?;
+            let new = self.new_session(app, &agent, owner)?;
             let new = (new, self.conversation(&agent, &message, place));
             let turn = call.open_in_recalled_session(app, new, (&agent, message), known);
             Box::pin(turn).await?
@@ -197,7 +197,7 @@ impl OpenaiCall {
         Ok(turn)
     }
 
-    /// Seals what the client carries.
+    /// The carrier of the call.
     fn carrier(&self, agent: &Name, by_default: bool) -> Carrier {
         let user = self
             .chat
@@ -208,13 +208,13 @@ impl OpenaiCall {
         Carrier::new(&self.call, user.map(String::as_str), agent, wants_reference)
     }
 
-    /// The place that the reference of the newest answer names, and the app of its session. A reference that names
+    /// The place that the reference of the newest answer names, with the app and the user of its session. A reference that names
     /// none does not break the conversation: its session is then looked for in other ways.
     async fn carried_place(
         &self,
         app: &App,
         carrier: &Carrier,
-    ) -> Result<(CarriedPlace, Option<Name>), Problem> {
+    ) -> Result<(CarriedPlace, Option<(Name, String)>), Problem> {
         let Some((text, is_last)) = self.chat.reference() else {
             return Ok((CarriedPlace::Nothing, None));
         };
@@ -236,7 +236,8 @@ impl OpenaiCall {
         if is_over || is_elsewhere {
             return Ok((CarriedPlace::Gone, None));
         }
-        Ok((place, Some(named.app)))
+        let user = user_of_session(&app.engine, caller, &named).await?;
+        Ok((place, Some((named.app, user))))
     }
 
     /// Begins a turn without a session.
@@ -268,8 +269,8 @@ impl OpenaiCall {
         Ok(turn)
     }
 
-    /// How the agent gets the messages of the call. Refuses what makes no sense without the rest of it: tools whose
-    /// results would not reach the agent, and a last message that is not the user's.
+    /// How the agent gets the messages of the call. Refuses tools whose results would not reach the agent,
+    /// and a last message that is not the user's.
     fn caller_rights(
         &self,
         book: &AgentBook,
@@ -320,20 +321,25 @@ impl OpenaiCall {
         }
     }
 
-    /// The session that the call creates: in the app of the session that a reference names, if there is one.
+    /// The session that the call creates: of the app and the user of the session that a reference names, if there is one.
     fn new_session(
         &self,
         app: &App,
         agent: &Name,
-        referred: Option<&Name>,
+        referred: Option<(Name, String)>,
     ) -> Result<SessionInput, Problem> {
         self.require_no_decisions("a new session")?;
         let (call, chat) = (&self.call, &self.chat);
         let in_body = chat.user.as_ref().or(chat.safety_identifier.as_ref());
-        let app_name = referred.or(call.app_name.as_ref());
-        let app_name = app_name.map_or("default", Name::as_str);
+        let app_name = call.app_name.as_ref().map_or("default", Name::as_str);
         let named = in_body.map(String::as_str);
-        Ok(call.new_session(app, app_name, agent, named))
+        Ok(match referred {
+            Some((own_app, user)) => SessionInput {
+                user: Some(user),
+                ..call.new_session(app, own_app.as_str(), agent, None)
+            },
+            None => call.new_session(app, app_name, agent, named),
+        })
     }
 
     /// Refuses decisions where no session exists yet.

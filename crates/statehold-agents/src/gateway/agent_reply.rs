@@ -30,7 +30,7 @@ pub(super) struct RemoteSession {
     pub(super) rewind: u64,
 }
 
-/// What becomes of the state and the tool calls of a reply.
+/// Recipients of the state and the tool calls of a reply.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ReplyUse {
     /// Store the state for the next call.

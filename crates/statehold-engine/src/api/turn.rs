@@ -30,7 +30,7 @@ use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
 
 use self::pause_text::{approval_reminder, question_reminder};
-use self::recall::{FoundBy, Recall, RecalledSession, with_note};
+use self::recall::{Recall, RecalledSession, SearchStep, with_note};
 use self::search::TurnSearch;
 use super::item::write::output;
 use super::json::{Raw, raw_text};
@@ -57,7 +57,9 @@ use earlier::EarlierTurn;
 pub use follow::{FailedTurn, TurnEvent, TurnFollower, TurnSnapshot};
 pub use pause_text::pause_text;
 pub use recall::{CarriedMessage, CarriedPlace, Conversation, SessionReference};
-pub use session::{NamedSession, named_session, replacing_call, stateless_session};
+pub use session::{
+    NamedSession, named_session, replacing_call, stateless_session, user_of_session,
+};
 
 /// The most holds that one call decides.
 const DECISIONS_MAX: usize = 64;
@@ -326,7 +328,7 @@ pub async fn open_turn_in_recalled_session(
     // Reading and comparing sessions ends with the call; only what it changes goes on without it.
     let permit = engine.inner().session_searches.line_up(&call.caller, 1);
     let permit = permit.await;
-    let (place, found_by) = recall.find().await.map_err(|error| (error, None))?;
+    let (place, step) = recall.find().await.map_err(|error| (error, None))?;
     drop(permit);
     let (own, log) = (engine.clone(), Arc::clone(log));
     let work = async move {
@@ -346,22 +348,22 @@ pub async fn open_turn_in_recalled_session(
             RecalledSession::New => Ok(None),
         };
         let known = known.map_err(|error| (error, None))?;
-        let (session, context, found_by) = if let Some(session) = known {
-            (session, None, found_by)
+        let (session, context, step) = if let Some(session) = known {
+            (session, None, step)
         } else {
             let created = sessions::create(&own, &call, new).await;
             drop(new_user);
             let created = created.map_err(|error| (error, None))?;
             let context = conversation.context;
-            let found_by = if created.replayed {
-                FoundBy::Session
+            let step = if created.replayed {
+                SearchStep::Session
             } else {
-                FoundBy::without_session(context.as_ref())
+                SearchStep::without_session(context.as_ref())
             };
-            (created.view.id, context, found_by)
+            (created.view.id, context, step)
         };
         let mut input = input(session);
-        let note = conversation.place.note(found_by);
+        let note = conversation.place.note(step);
         let data = input.message.data.or(context);
         input.message.data = with_note(data, note);
         let opened = open_turn(&own, &log, input, Vec::new()).await;

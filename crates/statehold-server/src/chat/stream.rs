@@ -69,7 +69,7 @@ pub(crate) struct StreamWriter<F> {
     pub(crate) scratch: Option<Arc<ScratchSession>>,
     /// The words of the surface, for a turn that needs a session.
     pub(crate) surface: &'static ChatSurface,
-    /// What the caller gets of the reply.
+    /// The parts of the reply that the caller gets.
     pub(crate) reply_parts: ReplyParts,
     /// Whether the last piece carries the hidden items of the turn.
     pub(crate) wants_debug: bool,

@@ -132,7 +132,7 @@ pub(crate) struct CustomIn {
     pub(crate) attachments: Option<Vec<AttachmentIn>>,
 }
 
-/// A message that claims to be earlier: what is malformed in it beside role and content is left out.
+/// An earlier message. A malformed `custom_content` does not make the message unreadable.
 #[derive(Debug, Deserialize)]
 struct EarlierIn {
     role: String,

@@ -1,5 +1,6 @@
-//! The conversation of a call without a session, as the agent gets it. An agent that does not trust its callers gets
-//! what was said, and its own state as this server sealed it: a caller may claim anything else.
+//! The conversation of a call without a session, as the agent gets it. A caller can make up every message, so an agent
+//! that does not trust its callers gets the texts and files of user and assistant, and a state only if this server
+//! sealed it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,7 +56,7 @@ pub(crate) struct CallerRights {
 }
 
 impl<'a> CallerMessages<'a> {
-    /// The messages of a call. Notes in `left_out` what does not reach the agent.
+    /// The messages of a call. `left_out` gets the kinds of parts that do not reach the agent.
     pub(crate) fn of(
         (chat, body): (&'a ChatIn, &[u8]),
         is_plain: bool,
@@ -136,7 +137,7 @@ struct CallerReader<'a> {
 }
 
 impl CallerReader<'_> {
-    /// What was said in a message, and the state in it that this server sealed.
+    /// The text and the files of a message of user or assistant, with the state that this server sealed.
     fn untrusted(&mut self, message: &Raw) -> Option<Raw> {
         let Ok(message) = serde_json::from_str::<MessageIn>(message.get()) else {
             self.left_out.insert("malformed");

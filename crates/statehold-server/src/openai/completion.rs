@@ -57,14 +57,14 @@ struct CompletionMessage<'a> {
     custom_content: Option<CustomOut<'a>>,
 }
 
-/// Files that go with an answer, and what the client carries until its next call.
+/// Files that go with an answer, and a value that the client sends back with its next call.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ChatFiles)]
 struct CustomOut<'a> {
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     #[schema(value_type = Vec<serde_json::Value>, required = false)]
     attachments: &'a [Raw],
-    /// Send it back with the message, as it is: only this server reads it.
+    /// Sealed. Send the message back with it, unchanged.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     state: Option<&'a Raw>,

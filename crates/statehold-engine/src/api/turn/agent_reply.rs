@@ -22,7 +22,7 @@ pub struct AgentReply {
     pub state: Option<Raw>,
 }
 
-/// What a caller gets of a reply beside its text and files.
+/// The parts of a reply that a caller gets beside its text and files.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReplyParts {
     /// The calls of tools that the caller brought. An agent in a session runs its own tools.

@@ -25,7 +25,7 @@ use crate::read::RequestDetail;
 
 pub use self::message::{CarriedMessage, Conversation};
 pub use self::place::{CarriedPlace, SessionReference};
-pub(super) use self::place::{FoundBy, with_note};
+pub(super) use self::place::{SearchStep, with_note};
 
 /// How many requests with the message of a client are compared.
 const CANDIDATES_MAX: usize = 32;
@@ -122,11 +122,11 @@ impl Recall<'_> {
 
     /// The session in which the conversation continues, and how it was found: by the reference that the call carries,
     /// if that holds, or by the messages. A reference from before the last messages counts after those.
-    pub(super) async fn find(&self) -> Result<(RecalledSession, FoundBy), EngineError> {
+    pub(super) async fn find(&self) -> Result<(RecalledSession, SearchStep), EngineError> {
         if let Some(key) = self.conversation.key
             && let Some(session) = self.engine.session_of_key(key).await?
         {
-            return Ok((RecalledSession::Known(session), FoundBy::Session));
+            return Ok((RecalledSession::Known(session), SearchStep::Key));
         }
         let (reference, is_last) = match &self.conversation.place {
             CarriedPlace::Reference { reference, is_last } => (Some(reference), *is_last),
@@ -135,16 +135,16 @@ impl Recall<'_> {
         if let Some(reference) = reference.filter(|_| is_last)
             && let Some(place) = self.find_referred(reference).await?
         {
-            return Ok((place, FoundBy::Reference));
+            return Ok((place, SearchStep::Reference));
         }
         let place = self.find_by_messages().await?;
         if matches!(place, RecalledSession::New)
             && let Some(reference) = reference.filter(|_| !is_last)
             && let Some(place) = self.find_referred(reference).await?
         {
-            return Ok((place, FoundBy::Reference));
+            return Ok((place, SearchStep::Reference));
         }
-        Ok((place, FoundBy::Session))
+        Ok((place, SearchStep::Session))
     }
 
     /// The session in which the messages of the conversation were said.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use statehold_core::ids::SessionId;
+use statehold_core::ids::{SessionId, UserId};
 use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::record::{ErasedPayloads, Event};
@@ -65,6 +65,8 @@ pub struct NamedSession {
     pub agent: Name,
     /// The app.
     pub app: Name,
+    /// The user.
+    pub user: UserId,
     /// The name of its user, if its lifetime has ended. Such a session takes no turn; nobody closed or deleted it.
     pub expired_of: Option<String>,
     /// Whether somebody has closed it.
@@ -97,9 +99,23 @@ pub async fn named_session(
     Ok(NamedSession {
         agent: owner.agent.clone(),
         app: owner.app.clone(),
+        user: owner.user,
         expired_of,
         is_closed: state.closed && !has_expired,
     })
+}
+
+/// The name of the user of a session that a chat call names.
+///
+/// # Errors
+///
+/// If the store fails.
+pub async fn user_of_session(
+    engine: &Engine,
+    caller: &Caller,
+    named: &NamedSession,
+) -> Result<String, EngineError> {
+    engine.user_name(&caller.tenant, named.user).await
 }
 
 /// The call that begins a session in place of an expired one. For a day, the calls of one principal get the same

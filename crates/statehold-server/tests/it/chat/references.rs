@@ -368,6 +368,35 @@ async fn a_reference_is_for_its_user_and_its_agent() {
 }
 
 #[tokio::test]
+async fn a_backend_that_named_the_session_once_goes_on_by_the_reference() {
+    let scene = Scene::new().await;
+    let backend = scene.rig.key(&["client"]).await;
+    let mut window = Window::of(&backend);
+    window
+        .messages
+        .push(json!({"role": "user", "content": "hello"}));
+    let body = json!({"model": "helper", "messages": window.messages}).to_string();
+    let session = scene.session.clone();
+    let call = tokio::spawn(async move {
+        let headers = [ASK, ("x-statehold-session", session.as_str())];
+        backend.send("POST", COMPLETIONS, &headers, body).await
+    });
+    let request = scene.claim().await;
+    scene.complete(&request, "hi").await;
+    // The session is Ann's, in another app than the default one.
+    assert_eq!(window.keep(call).await, scene.session);
+    let mut again = window.shortened();
+    assert_eq!(window.shortened().turn(&scene, "more").await, scene.session);
+    let fork = again.turn(&scene, "other").await;
+    assert_ne!(fork, scene.session);
+    let made = scene.ann.get(&format!("/v1/sessions/{fork}")).await.ok(200);
+    assert_eq!(
+        (&made["user"], &made["app"]),
+        (&json!("ann"), &json!("demo"))
+    );
+}
+
+#[tokio::test]
 async fn a_reference_to_a_session_that_is_over_is_passed_over() {
     let scene = Scene::new().await;
     for end in ["close", "delete"] {

@@ -94,7 +94,7 @@ pub struct Conversation {
     pub key: Option<Digest>,
     /// When the call arrived.
     pub arrived: Instant,
-    /// What the call carries to name its session, beside its messages.
+    /// The place in a session that the call names beside its messages.
     pub place: CarriedPlace,
 }
 

@@ -26,7 +26,7 @@ pub struct SessionReference {
     pub revision: u64,
 }
 
-/// What a call carries to name its session, beside its messages.
+/// The place in a session that a call names beside its messages.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum CarriedPlace {
     /// Nothing.
@@ -41,7 +41,7 @@ pub enum CarriedPlace {
     },
     /// A reference that cannot be opened here: forged, foreign, cut, or sealed under a key that is lost.
     Unreadable,
-    /// A reference whose time is over.
+    /// A reference past its expiry.
     Outdated,
     /// A reference to a session that takes no more turns, or that this subject cannot reach.
     Gone,
@@ -52,18 +52,21 @@ pub enum CarriedPlace {
 /// The step by which the session of a call was found. Each is taken only if those before it fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::api::turn) enum FoundBy {
+pub(in crate::api::turn) enum SearchStep {
     /// The place of a valid reference.
     Reference,
-    /// The session that the server knows, by its messages or by an idempotency key.
+    /// The session that the server knows by its messages.
     Session,
+    /// The session that the server knows by an idempotency key.
+    #[serde(rename = "session")]
+    Key,
     /// A new session with the messages of the client as context.
     Messages,
     /// A new session with nothing before the message.
     Fresh,
 }
 
-impl FoundBy {
+impl SearchStep {
     /// The step of a call that begins a session.
     pub(in crate::api::turn) fn without_session(context: Option<&Raw>) -> Self {
         if context.is_some() {
@@ -76,9 +79,9 @@ impl FoundBy {
 
 /// How the session of a call was found, for the trace.
 #[derive(Debug, Serialize)]
-struct FoundNote {
-    by: FoundBy,
-    /// What became of the reference that the call carried.
+struct SearchNote {
+    by: SearchStep,
+    /// The validity of the reference that the call carried.
     #[serde(skip_serializing_if = "Option::is_none")]
     reference: Option<&'static str>,
     /// The expired session that the call named.
@@ -88,13 +91,16 @@ struct FoundNote {
 
 impl CarriedPlace {
     /// The note for the trace. None for a call that carried nothing but messages.
-    pub(in crate::api::turn) fn note(self, by: FoundBy) -> Option<Raw> {
+    pub(in crate::api::turn) fn note(self, by: SearchStep) -> Option<Raw> {
         let reference = match self {
             Self::Nothing => return None,
             Self::Expired(_) => None,
-            Self::Reference { .. } if by == FoundBy::Reference => Some("valid"),
-            // A valid reference was not followed: the messages since then name the session better, or its turn is gone.
-            Self::Reference { .. } if by == FoundBy::Session => Some("not_needed"),
+            Self::Reference { .. } if by == SearchStep::Reference => Some("valid"),
+            // The messages since then name the session better.
+            Self::Reference { is_last: false, .. } if by == SearchStep::Session => {
+                Some("not_needed")
+            }
+            Self::Reference { .. } if by == SearchStep::Key => Some("not_needed"),
             Self::Reference { .. } | Self::Gone => Some("gone"),
             Self::Unreadable => Some("unreadable"),
             Self::Outdated => Some("expired"),
@@ -103,7 +109,7 @@ impl CarriedPlace {
             Self::Expired(session) => Some(session),
             _ => None,
         };
-        let note = FoundNote {
+        let note = SearchNote {
             by,
             reference,
             replaced,
@@ -160,7 +166,7 @@ impl Recall<'_> {
         let ended = transcript.detail(last).await?.request.ended();
         let is_answered = ended.is_some_and(|ended| ended.ended_by <= reference.revision);
         let fit = match transcript.fit_after(turn).await? {
-            // Whoever has the reference of an answer has the answer.
+            // The reference came with the end of the answer, so the client has all of it.
             Fit::Head { unheard, .. } => Fit::Head {
                 answered: is_answered.then_some(last),
                 unheard,
@@ -221,7 +227,7 @@ mod tests {
 
     use super::*;
 
-    fn note(place: CarriedPlace, by: FoundBy) -> serde_json::Value {
+    fn note(place: CarriedPlace, by: SearchStep) -> serde_json::Value {
         let note = place.note(by).expect("a note");
         serde_json::from_str(note.get()).expect("JSON")
     }
@@ -238,47 +244,61 @@ mod tests {
             reference,
             is_last: true,
         };
+        let older = CarriedPlace::Reference {
+            reference,
+            is_last: false,
+        };
         let expected = [
             (
-                valid,
-                FoundBy::Reference,
-                json!({"by": "reference", "reference": "valid"}),
-            ),
-            (
-                valid,
-                FoundBy::Session,
+                older,
+                SearchStep::Session,
                 json!({"by": "session", "reference": "not_needed"}),
             ),
             (
                 valid,
-                FoundBy::Messages,
+                SearchStep::Key,
+                json!({"by": "session", "reference": "not_needed"}),
+            ),
+            (
+                valid,
+                SearchStep::Reference,
+                json!({"by": "reference", "reference": "valid"}),
+            ),
+            (
+                valid,
+                SearchStep::Session,
+                json!({"by": "session", "reference": "gone"}),
+            ),
+            (
+                valid,
+                SearchStep::Messages,
                 json!({"by": "messages", "reference": "gone"}),
             ),
             (
                 CarriedPlace::Unreadable,
-                FoundBy::Session,
+                SearchStep::Session,
                 json!({"by": "session", "reference": "unreadable"}),
             ),
             (
                 CarriedPlace::Outdated,
-                FoundBy::Messages,
+                SearchStep::Messages,
                 json!({"by": "messages", "reference": "expired"}),
             ),
             (
                 CarriedPlace::Gone,
-                FoundBy::Fresh,
+                SearchStep::Fresh,
                 json!({"by": "fresh", "reference": "gone"}),
             ),
             (
                 CarriedPlace::Expired(session),
-                FoundBy::Fresh,
+                SearchStep::Fresh,
                 json!({"by": "fresh", "replaced": session.to_string()}),
             ),
         ];
         for (place, by, told) in expected {
             assert_eq!(note(place, by), told);
         }
-        assert!(CarriedPlace::Nothing.note(FoundBy::Fresh).is_none());
+        assert!(CarriedPlace::Nothing.note(SearchStep::Fresh).is_none());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What clients carry for the server: references to a place in a session, and the state of an agent in calls without
-//! a session. Both are sealed for their subject and mean nothing to anybody else.
+//! Sealed values that clients carry between calls: references to a place in a session, and the state of an agent in
+//! calls without a session. Only this server opens them, and only for the subject that it sealed them for.
 //!
 //! They travel in `custom_content.state` of an assistant message: `{"statehold": {"ref": "…"}}` or
 //! `{"statehold": {"sealed": "…"}}`.
@@ -32,7 +32,7 @@ const OPENED_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// How hard states are compressed.
 const ZSTD_LEVEL: i32 = 3;
 
-/// Seals what the client of a call carries, for its subject alone.
+/// Seals and opens the values that the client of a call carries.
 #[derive(Debug, Clone)]
 pub(crate) struct Carrier {
     /// Tenant, principal, user and agent.
@@ -53,7 +53,7 @@ pub(crate) enum CarriedText {
 }
 
 impl CarriedText {
-    /// What a message carries in its `custom_content`. None for any other state, of whatever type.
+    /// The value in the `custom_content` of a message. None if the state there is not ours, or of another type.
     pub(crate) fn of(custom_content: &RawValue) -> Option<Self> {
         let state = member(custom_content, "state")?;
         serde_json::from_str(member(state, "statehold")?.get()).ok()
