@@ -72,6 +72,8 @@ pub struct AgentSpec {
     pub retries: u32,
     /// The session of a chat call that names none.
     pub sessions: ChatSessions,
+    /// Whether a service that lost the conversation is told of the earlier exchanges.
+    pub brief_on_loss: bool,
     /// Digest of this declaration, for the trace.
     pub digest: Digest,
 }
@@ -93,6 +95,7 @@ impl AgentSpec {
             timeout: TIMEOUT,
             retries: RETRIES,
             sessions: AgentKind::Worker.default_sessions(),
+            brief_on_loss: false,
             digest,
         }
     }

@@ -12,15 +12,17 @@ use statehold_core::ids::{ItemId, SessionId};
 use statehold_core::item::CallOutcome;
 use statehold_engine::bodies::Raw;
 
-use super::agent_reply::{AgentReply, RemoteSession};
+use super::agent_reply::{AgentReply, RemoteSession, notice_in};
 use super::briefing::Briefing;
 use super::call_headers::{self, SessionHeader};
-use super::conversation_record::{self, ConversationLocks, ConversationRecord};
+use super::conversation_record::{
+    self, ConversationLocks, ConversationRecord, Gateway, SessionTag,
+};
 use super::exchange;
 use super::pause::{self, DecisionDelivery, RemotePause};
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
-use super::{RECREATED, is_conversation_lost, not_prepared, reason_note, turn_failure};
+use super::{RECREATED, is_conversation_lost, not_prepared, turn_failure};
 use crate::chat::{ChatClient, ChatEndpoint, CompletionRequest};
 use crate::history::PastExchanges;
 use crate::http::EndpointError;
@@ -29,8 +31,6 @@ use crate::runner::{AgentRun, StepExtras, StepKind};
 use crate::spec::{ChatMemory, OpenaiSpec};
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 
-/// Name of this gateway in the private state.
-const GATEWAY: &str = "openai";
 /// Most times an agent may pause for people in one turn.
 const PAUSES_MAX: usize = 64;
 /// Delays between attempts to deliver a decision.
@@ -157,7 +157,8 @@ impl OpenaiAgent {
                 Err(error) if is_conversation_lost(&error) && pause == 0 && !is_recreated => {
                     is_recreated = true;
                     remote.session = None;
-                    let prepared = Some(prepare_new(run, true, needs_briefing).await?);
+                    let is_briefed = needs_briefing || run.spec.brief_on_loss;
+                    let prepared = Some(prepare_new(run, true, is_briefed).await?);
                     let mode = MemoryMode::Remote(&remote);
                     self.call_agent(run, prepared, &mode, DecisionBatch::default())
                         .await?
@@ -232,6 +233,10 @@ impl OpenaiAgent {
             };
             let mut writer = HoldbackWriter::new(sink, held_back);
             let mut write = |piece: &str| writer.write(piece);
+            let notice = notice_in(&prepared.notes);
+            if !notice.is_empty() {
+                write(notice);
+            }
             let mut reply = self.chat.chat(&endpoint, &call, &mut write).await;
             let mut delays = DELIVERY_DELAYS_SECONDS.into_iter();
             while let Err(error) = &reply
@@ -364,7 +369,9 @@ async fn prepare_new(
         .collect();
     notes.extend(briefing.note);
     if is_recreated {
-        notes.push(reason_note(RECREATED, "the agent lost its session"));
+        let reason = "the agent lost its session";
+        let note = serde_json::json!({ "reason": reason, "briefed": needs_briefing });
+        notes.push(TraceNote::new(RECREATED, &note));
     }
     Ok(PreparedCall {
         messages: vec![exchange::briefed_message(
@@ -491,7 +498,7 @@ impl RemoteSession {
     /// rewind, or if the client brought them along.
     async fn load(run: &AgentRun) -> Result<(Self, bool), TurnError> {
         let rewind = run.request.last_rewind().await?;
-        let known = conversation_record::find_newest(run, GATEWAY).await?;
+        let known = conversation_record::find_newest(run, Gateway::Openai).await?;
         let Some(known) = known else {
             let is_brought = CallerHistory::of(run.input.data.as_ref()).is_some();
             let remote = Self {
@@ -500,7 +507,8 @@ impl RemoteSession {
             };
             return Ok((remote, is_brought));
         };
-        let is_here = known.session == run.request.ids.session && known.rewind == rewind;
+        let is_here =
+            known.session == SessionTag::of(run.request.ids.session) && known.rewind == rewind;
         let remote = Self {
             rewind,
             generation: known.generation,
@@ -530,8 +538,8 @@ impl RemoteSession {
     /// Private state of the task.
     fn to_record(&self, here: SessionId) -> Raw {
         raw(&ConversationRecord {
-            gateway: GATEWAY.to_owned(),
-            session: here,
+            gateway: Gateway::Openai,
+            session: SessionTag::of(here),
             generation: self.generation,
             rewind: self.rewind,
             conversation: self.session.clone(),

@@ -46,6 +46,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
         timeout: Duration::from_secs(10),
         retries: 0,
         sessions: ChatSessions::None,
+        brief_on_loss: false,
         digest: Digest::sha256(text.as_bytes()),
     })
 }

@@ -15,6 +15,7 @@ mod stateless;
 mod streams;
 mod turns;
 mod ums;
+mod ums_upstream;
 mod upstream;
 
 use std::collections::VecDeque;
@@ -58,6 +59,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind, sessions: ChatSessions) -> (Nam
         timeout: Duration::from_secs(5),
         retries: 0,
         sessions,
+        brief_on_loss: false,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))

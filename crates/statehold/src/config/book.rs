@@ -225,10 +225,12 @@ impl ConfigReader<'_> {
         let built = built?;
         let default = built.default_sessions();
         let sessions = declaration.sessions.unwrap_or(default);
+        let brief_on_loss = declaration.brief_on_loss.unwrap_or(false);
         // Writing the default explicitly must not change the digest.
         declaration
             .sessions
             .take_if(|sessions| *sessions == default);
+        declaration.brief_on_loss.take_if(|briefs| !*briefs);
         Some(AgentSpec {
             name: name.clone(),
             description: declaration.description.clone().map(Into::into),
@@ -248,6 +250,7 @@ impl ConfigReader<'_> {
             timeout: timeout(declaration.timeout_seconds),
             retries: retries(declaration.retries),
             sessions,
+            brief_on_loss,
             digest: self.digest(name, agent, kind, &declaration),
             kind: built,
         })

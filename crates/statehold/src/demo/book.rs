@@ -66,6 +66,7 @@ fn agent(text: &str, description: &str, kind: AgentKind) -> AgentSpec {
         name: name(text),
         description: Some(description.to_owned()),
         sessions: kind.default_sessions(),
+        brief_on_loss: false,
         kind,
         import: Vec::new(),
         export: Vec::new(),

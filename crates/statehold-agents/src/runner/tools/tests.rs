@@ -107,6 +107,7 @@ impl Scene {
             timeout: Duration::from_secs(10),
             retries: 0,
             sessions: ChatSessions::None,
+            brief_on_loss: false,
             digest: Digest::sha256(b"assistant"),
         };
         let turns = Arc::new(Semaphore::new(1));

@@ -43,6 +43,7 @@ fn agent(text: &str, kind: AgentKind) -> (Name, Arc<AgentSpec>) {
         timeout: PATIENCE,
         retries: 0,
         sessions: ChatSessions::Auto,
+        brief_on_loss: false,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))
