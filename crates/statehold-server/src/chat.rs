@@ -61,6 +61,10 @@ pub(crate) const ANONYMOUS: &str = "anonymous";
 const NAMED_MAX: usize = 20;
 
 /// A chat call, as far as all surfaces read it alike.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that do not exclude each other"
+)]
 pub(crate) struct ChatCall {
     pub(crate) asked: CallContext,
     credential: Option<Credential>,

@@ -131,7 +131,7 @@ async fn lost_conversation_at(at: (StepKind, CommitPhase), brief_on_loss: bool) 
     let before = rig.runner().await;
     assert_eq!(rig.turn(session, "agent", "before").await, "1");
     before.stop().await;
-    locked(&service.all)[0].id = "gone".to_owned();
+    "gone".clone_into(&mut locked(&service.all)[0].id);
     let answer = lost_at(&rig, session, at).await;
     let told = if brief_on_loss {
         LOST_AND_BRIEFED

@@ -28,8 +28,7 @@ use super::{PlannedStorage, ServePlan};
 use crate::cli::output::CliOutput;
 use crate::cli::printable;
 use crate::config::{
-    Config, ConfigEnvironment, ConfigMistakes, LimitsConfig, LogConfig, LogFormat, ServerConfig,
-    declare_agents,
+    Config, ConfigEnvironment, ConfigMistakes, LogConfig, LogFormat, ServerConfig, declare_agents,
 };
 use crate::demo::{self, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
@@ -138,10 +137,9 @@ async fn run_server(
         agents: reloader.agents(),
         chat_session_ttl_seconds: config.chat.session_ttl_seconds(),
         answerers: config.chat.answerers.clone(),
-        ums: config.ums.options(),
         scratch: Some(reloader.scratch()),
         reload: Some(Arc::clone(&reloader) as Arc<dyn Reload>),
-        ..limited(&config.limits)
+        ..limited(config)
     };
     let accept = accept_options(&config.server, connections_max, &connections_open);
     let metrics = Metrics::new(connections_open);
@@ -231,8 +229,9 @@ fn accept_options(
     }
 }
 
-/// The options of a server with these limits.
-fn limited(limits: &LimitsConfig) -> ServerOptions {
+/// The limits of a server, and how it serves conversations.
+fn limited(config: &Config) -> ServerOptions {
+    let limits = &config.limits;
     let calls_per_second = NonZeroU32::new(limits.calls_per_second);
     ServerOptions {
         body_bytes_max: limits.body_bytes_max.get(),
@@ -242,6 +241,7 @@ fn limited(limits: &LimitsConfig) -> ServerOptions {
             calls_per_second,
             burst: limits.calls_burst,
         }),
+        ums: config.ums.options(),
         ..ServerOptions::default()
     }
 }
