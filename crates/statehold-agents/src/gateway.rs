@@ -43,6 +43,17 @@ pub(crate) fn shared_block(values: &[(StateKey, Raw)], text: &str) -> Option<Str
 /// The note about a conversation that the agent lost and that was created again.
 const RECREATED: &str = "conversation_recreated";
 
+/// The sentence before the first answer in a conversation that replaces a lost one, for the user.
+fn loss_notice(is_briefed: bool) -> &'static str {
+    if is_briefed {
+        "The service that keeps this conversation had lost it. A new one was begun there, and it was told \
+         of the earlier messages.\n\n"
+    } else {
+        "The service that keeps this conversation had lost it. A new one was begun there, which knows \
+         nothing of the earlier messages.\n\n"
+    }
+}
+
 /// Address and call settings of the service of an agent. The credential of the caller replaces the agent's own.
 fn service_endpoint(
     run: &AgentRun,

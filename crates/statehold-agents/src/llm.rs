@@ -5,6 +5,7 @@
 //! answer contains it, and the trace has only its digest. State values in it are read before each call.
 
 mod call_check;
+mod file_text;
 pub(crate) mod model_messages;
 mod prompt_echo;
 mod prompt_template;

@@ -76,6 +76,8 @@ pub struct AgentSpec {
     pub caller_history: CallerTrust,
     /// Whether the answers of its sessions carry a reference to their place.
     pub references: bool,
+    /// Whether a service that lost the conversation is told of the earlier exchanges.
+    pub brief_on_loss: bool,
     /// Digest of this declaration, for the trace.
     pub digest: Digest,
 }
@@ -99,6 +101,7 @@ impl AgentSpec {
             sessions: AgentKind::Worker.default_sessions(),
             caller_history: CallerTrust::Untrusted,
             references: false,
+            brief_on_loss: false,
             digest,
         }
     }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use serde_json::value::RawValue;
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch, StateSet};
@@ -641,7 +642,11 @@ impl LeasedRequest {
             session, request, ..
         } = self.ids;
         let page = (exchanges, bytes);
-        self.engine.memory_of(session, request, None, page).await
+        let page = self.engine.memory_of(session, request, None, page).await?;
+        let items = page.exchanges.iter().map(|exchange| exchange.items.len());
+        let read = &self.engine.inner().items_read;
+        read.fetch_add(items.sum::<usize>() as u64, Ordering::Relaxed);
+        Ok(page)
     }
 
     /// A page of the history of its task as its agent sees it, newest first. It may be short.

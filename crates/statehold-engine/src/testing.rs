@@ -125,6 +125,15 @@ pub async fn tasks_of(
     Ok(tasks.into_iter().map(|(_, id)| id).collect())
 }
 
+/// The private state of a task, as it is stored.
+///
+/// # Errors
+///
+/// If the store fails.
+pub async fn task_state(engine: &Engine, task: TaskId) -> Result<Option<Vec<u8>>, EngineError> {
+    Ok(engine.inner().store.task_state(task).await?)
+}
+
 /// A page of a task's history as its agent sees it, newest first.
 ///
 /// # Errors

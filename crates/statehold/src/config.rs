@@ -45,7 +45,7 @@ use models::ModelConfig;
 use redaction::RedactionConfig;
 use state_rules::{StateKeys, StateRuleConfig};
 use tool_servers::ToolServerConfig;
-use values::{BoundedNumber, UmsPath, WholeUrl};
+use values::{BoundedNumber, UmsPath, WholeUrl, empty_as_none};
 
 /// The configuration file if none is named.
 const FILE_NAME: &str = "statehold.toml";
@@ -88,7 +88,7 @@ pub(crate) struct ServerConfig {
     /// The address and port to listen on.
     pub(crate) listen: SocketAddr,
     /// The address under which tool servers reach this server. None for the address that it listens on.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(with = "empty_as_none")]
     pub(crate) url: Option<WholeUrl>,
     /// The most open connections; further ones wait to be accepted.
     pub(crate) connections_max: NonZeroU32,
@@ -238,7 +238,7 @@ pub(crate) struct UmsConfig {
     /// The root of their paths.
     pub(crate) path: UmsPath,
     /// The agent of new conversations. None is `coordinator`, or the only agent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(with = "empty_as_none")]
     pub(crate) agent: Option<Name>,
 }
 

@@ -13,7 +13,7 @@ use super::exchange::{StateNote, set_aside};
 use super::pause::RemotePause;
 use super::shared::{self, ExportedState, SharedContext};
 use super::state::StateRules;
-use super::{RECREATED, call_headers};
+use super::{RECREATED, call_headers, loss_notice};
 use crate::chat::{ChatReply, is_usable_id};
 use crate::message::{AgentMessage, raw, tool_call};
 use crate::spec::AgentSpec;
@@ -152,7 +152,7 @@ impl AgentReply {
         let mut message = AgentMessage {
             attachments: usable_attachments(&reply.attachments),
             annotations: (!annotations.is_empty()).then(|| raw(&annotations)),
-            ..AgentMessage::plain(text)
+            ..AgentMessage::plain(&format!("{}{text}", notice_in(&reply.notes)))
         };
         let calls = Some(reply.tool_calls.as_slice()).filter(|calls| !calls.is_empty());
         let mut notes = reply.notes;
@@ -206,6 +206,20 @@ impl AgentReply {
             ..TurnAnswer::plain(message)
         })
     }
+}
+
+/// The sentence about a lost session that an answer begins with. Empty if the notes have none.
+pub(super) fn notice_in(notes: &[TraceNote]) -> &'static str {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct LostSession {
+        briefed: bool,
+    }
+    let lost = notes.iter().find(|note| note.name == RECREATED);
+    lost.map_or("", |note| {
+        let lost: LostSession = serde_json::from_str(note.data.get()).unwrap_or_default();
+        loss_notice(lost.briefed)
+    })
 }
 
 fn state_check_failed(_: tokio::task::JoinError) -> TurnError {

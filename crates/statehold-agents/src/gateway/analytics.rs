@@ -14,7 +14,7 @@ use statehold_core::scope::Scope;
 use statehold_engine::bodies::Raw;
 use statehold_engine::leased::RequestRef;
 
-use super::conversation_record::ConversationLocks;
+use super::conversation_record::{ConversationLocks, Gateway};
 use super::conversation_turn::{
     ConversationService, KnownConversation, NewConversation, PreparedMessage, REPLY,
     StartedConversation, message_text, run_turn, step_input,
@@ -121,7 +121,7 @@ impl Agent for AnalyticsAgent {
 impl ConversationService for AnalyticsAgent {
     type Reply = RecordedAnswer;
 
-    const GATEWAY: &'static str = "analytics";
+    const GATEWAY: Gateway = Gateway::Analytics;
 
     fn remote_agent(&self) -> Option<&str> {
         match &self.spec.context {
@@ -209,11 +209,14 @@ impl AnalyticsAgent {
                 key,
                 is_stored: known.is_some(),
             };
+            let notice = known.and_then(KnownConversation::loss_notice);
+            draft.write(notice.unwrap_or_default());
             let reply = client.chat(&message, &mut |text| draft.write(text)).await;
             let reply = reply.map_err(|error| turn_failure(&error))?;
-            let briefed = known.filter(|known| known.needs_briefing).zip(conversation);
+            let changed = known.filter(|known| known.changes_record());
+            let changed = changed.zip(conversation);
             let extras = StepExtras {
-                private: briefed.map(|(known, conversation)| {
+                private: changed.map(|(known, conversation)| {
                     known.answered_in(self, here.session, conversation)
                 }),
                 is_deferred: true,
@@ -320,6 +323,8 @@ impl RecordedAnswer {
         if !self.followup_questions.is_empty() {
             annotations.insert("followup_questions", json!(self.followup_questions));
         }
+        let notice = known.and_then(KnownConversation::loss_notice);
+        let notice = notice.unwrap_or_default();
         if let Some(known) = known {
             known.report(&mut annotations, &mut notes);
         }
@@ -334,7 +339,7 @@ impl RecordedAnswer {
         let data = self.data.or(self.temp_data);
         let message = AgentMessage {
             annotations: (!annotations.is_empty()).then(|| raw(&annotations)),
-            ..AgentMessage::plain(&self.content)
+            ..AgentMessage::plain(&format!("{notice}{}", self.content))
         };
         TurnAnswer {
             state: spec.data_key.clone().zip(data).into_iter().collect(),

@@ -12,9 +12,12 @@ use statehold_core::ids::SessionId;
 use statehold_engine::bodies::Raw;
 
 use super::briefing::Briefing;
-use super::conversation_record::{self, ConversationLocks, ConversationRecord};
+use super::conversation_record::{
+    self, ConversationLocks, ConversationRecord, Gateway, SessionTag,
+};
 use super::shared::{self, SharedContext};
-use super::{RECREATED, is_conversation_lost, reason_note};
+use super::{RECREATED, is_conversation_lost, loss_notice, reason_note};
+use crate::llm::with_files;
 use crate::message::{AgentMessage, raw};
 use crate::runner::{AgentRun, StepExtras, StepKind};
 use crate::turn::{TraceNote, TurnError};
@@ -28,8 +31,8 @@ pub(super) trait ConversationService: Sync {
     /// Its answer to a message.
     type Reply: Send;
 
-    /// Name of the gateway in the private state.
-    const GATEWAY: &'static str;
+    /// The gateway, for the private state.
+    const GATEWAY: Gateway;
 
     /// The agent of the service that conversations are held with. None if the service is one agent.
     fn remote_agent(&self) -> Option<&str> {
@@ -98,8 +101,10 @@ pub(super) struct KnownConversation {
     rewind: u64,
     /// An earlier attempt to create one has no known outcome.
     creation_unknown: bool,
-    /// The service lost the conversation.
+    /// The service lost the conversation before this one, in this turn.
     was_lost: bool,
+    /// It lost it in an earlier turn, which failed before anybody was told.
+    is_untold: bool,
     /// The service does not know the exchanges from before its conversation: the session is a fork, or its
     /// client brought earlier messages along.
     pub(super) needs_briefing: bool,
@@ -132,6 +137,7 @@ pub(super) async fn run_turn<S: ConversationService>(
                 conversation: None,
                 generation: known.generation,
                 was_lost: true,
+                needs_briefing: run.spec.brief_on_loss,
                 ..KnownConversation::default()
             };
             known = create(service, run, lost).await?;
@@ -154,8 +160,8 @@ async fn create<S: ConversationService>(
     let rewind = run.request.last_rewind().await?;
     let mut record = ConversationRecord {
         rewind,
-        gateway: S::GATEWAY.to_owned(),
-        session: run.request.ids.session,
+        gateway: S::GATEWAY,
+        session: SessionTag::of(run.request.ids.session),
         generation,
         conversation: None,
         remote_agent: service.remote_agent().map(str::to_owned),
@@ -183,13 +189,14 @@ async fn create<S: ConversationService>(
         Ok((created, extras))
     };
     let step = (StepKind::Conversation, REPLY);
-    let created = run.step(step, S::GATEWAY.as_bytes(), work).await?;
+    let created = run.step(step, S::GATEWAY.word().as_bytes(), work).await?;
     Ok(KnownConversation {
         conversation: Some(created.conversation),
         generation: created.generation,
         rewind,
         creation_unknown: false,
         was_lost: created.recreated,
+        is_untold: false,
         needs_briefing: created.needs_briefing,
         was_unseen: created.unseen || known.was_unseen,
     })
@@ -205,7 +212,7 @@ async fn find<S: ConversationService>(
     // A forked session creates its own conversation, because the original may have continued; so does one that was
     // rewound, because its service knows what was taken back. A conversation with another remote agent ends when the
     // declaration names a new one.
-    let is_here = known.session == run.request.ids.session
+    let is_here = known.session == SessionTag::of(run.request.ids.session)
         && known.rewind == run.request.last_rewind().await?
         && known.remote_agent.as_deref() == service.remote_agent();
     let creation_unknown = is_here && known.conversation.is_none();
@@ -215,6 +222,7 @@ async fn find<S: ConversationService>(
         rewind: known.rewind,
         creation_unknown,
         was_lost: creation_unknown && known.is_another,
+        is_untold: is_here && known.is_another,
         needs_briefing: is_elsewhere || is_here && known.needs_briefing,
         conversation: known.conversation.filter(|_| is_here),
         was_unseen: false,
@@ -230,8 +238,8 @@ impl KnownConversation {
         conversation: &str,
     ) -> Raw {
         raw(&ConversationRecord {
-            gateway: S::GATEWAY.to_owned(),
-            session,
+            gateway: S::GATEWAY,
+            session: SessionTag::of(session),
             generation: self.generation + 1,
             rewind: self.rewind,
             conversation: Some(conversation.to_owned()),
@@ -241,13 +249,23 @@ impl KnownConversation {
         })
     }
 
+    /// The sentence that the answer begins with, if the service lost the conversation.
+    pub(super) fn loss_notice(&self) -> Option<&'static str> {
+        (self.was_lost || self.is_untold).then(|| loss_notice(self.needs_briefing))
+    }
+
+    /// Whether an answer changes the record of the conversation.
+    pub(super) fn changes_record(&self) -> bool {
+        self.needs_briefing || self.was_lost || self.is_untold
+    }
+
     /// Annotations of the answer, and notes for the trace, about a conversation that was created again.
     pub(super) fn report(
         &self,
         annotations: &mut BTreeMap<&'static str, Value>,
         notes: &mut Vec<TraceNote>,
     ) {
-        if self.was_lost {
+        if self.loss_notice().is_some() {
             annotations.insert(RECREATED, true.into());
             notes.push(reason_note(RECREATED, "the service lost the conversation"));
         }
@@ -295,15 +313,9 @@ pub(super) fn step_input(input: &AgentMessage) -> Raw {
     raw(&(&input.content, &input.attachments))
 }
 
-/// The message text: shared context, input text, and attachment addresses.
+/// The message text: shared context, input text, and what a text can say of the attachments.
 pub(super) fn message_text(input: &AgentMessage, told: Option<&SharedContext>) -> String {
-    let mut text = input.text();
-    for file in &input.attachments {
-        if let Some(url) = file.url.as_ref().or(file.reference_url.as_ref()) {
-            text.push_str("\n\nAttachment: ");
-            text.push_str(url);
-        }
-    }
+    let text = with_files(input);
     match shared::block(told, &text) {
         Some(block) => format!("{block}{text}"),
         None => text,

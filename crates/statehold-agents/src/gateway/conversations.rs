@@ -8,6 +8,10 @@
 //! unknown, and the resumed turn sends the message again under the same `Idempotency-Key`. A service
 //! that honours the key returns its first answer; otherwise the conversation contains the message
 //! twice.
+//!
+//! If the service lost the conversation, another one is created once, and the answer begins with a sentence that
+//! says so.
+//! With `brief_on_loss` the first message there brings the earlier exchanges.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +26,7 @@ use statehold_core::memory::AgentPath;
 use statehold_core::scope::StateKey;
 use statehold_engine::bodies::Raw;
 
-use super::conversation_record::ConversationLocks;
+use super::conversation_record::{ConversationLocks, Gateway};
 use super::conversation_turn::{
     ConversationService, KnownConversation, NewConversation, PreparedMessage, REPLY,
     StartedConversation, run_turn, step_input,
@@ -75,7 +79,8 @@ impl Agent for ConversationsAgent {
         values.extend(service_reply.temp);
         let mut notes = service_reply.notes;
         notes.extend(left_out);
-        let mut message = AgentMessage::plain(&service_reply.content);
+        let notice = known.loss_notice().unwrap_or_default();
+        let mut message = AgentMessage::plain(&format!("{notice}{}", service_reply.content));
         let mut annotations = BTreeMap::new();
         known.report(&mut annotations, &mut notes);
         message.annotations = (!annotations.is_empty()).then(|| raw(&annotations));
@@ -114,7 +119,7 @@ impl ConversationsAgent {
 impl ConversationService for ConversationsAgent {
     type Reply = ServiceReply;
 
-    const GATEWAY: &'static str = "conversations";
+    const GATEWAY: Gateway = Gateway::Conversations;
 
     fn create(
         &self,
@@ -141,6 +146,7 @@ impl ConversationService for ConversationsAgent {
         let work = async move {
             let PreparedMessage { text, notes } = prepared.ok_or_else(not_prepared)?;
             let conversation = known.conversation.as_deref().ok_or_else(not_prepared)?;
+            known.loss_notice().into_iter().for_each(&sink);
             let mut on_chunk = |chunk: &str| sink(chunk);
             let how = (true, &key);
             let reply = client.chat(conversation, &text, how, &mut on_chunk).await;
@@ -150,7 +156,7 @@ impl ConversationService for ConversationsAgent {
             let other = reply.conversation_id.filter(|other| other != conversation);
             let has_moved = other.is_some();
             let conversation = other.unwrap_or_else(|| conversation.to_owned());
-            let moves_on = has_moved || known.needs_briefing;
+            let moves_on = has_moved || known.changes_record();
             let private = moves_on.then(|| known.answered_in(self, session, &conversation));
             let service_reply = ServiceReply {
                 ids: call_headers::returned_ids(&reply.headers),

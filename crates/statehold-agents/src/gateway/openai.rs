@@ -12,16 +12,18 @@ use statehold_core::ids::{ItemId, SessionId};
 use statehold_core::item::CallOutcome;
 use statehold_engine::bodies::Raw;
 
-use super::agent_reply::{AgentReply, RemoteSession, ReplyUse};
+use super::agent_reply::{AgentReply, RemoteSession, ReplyUse, notice_in};
 use super::briefing::Briefing;
 use super::call_headers::{self, SessionHeader};
-use super::conversation_record::{self, ConversationLocks, ConversationRecord};
+use super::conversation_record::{
+    self, ConversationLocks, ConversationRecord, Gateway, SessionTag,
+};
 use super::exchange;
 use super::pause::{self, DecisionDelivery, RemotePause};
 use super::raw_object::RawObject;
 use super::shared::{self, SharedContext};
 use super::state::StateRules;
-use super::{RECREATED, is_conversation_lost, not_prepared, reason_note, turn_failure};
+use super::{RECREATED, is_conversation_lost, not_prepared, turn_failure};
 use crate::chat::{ChatClient, ChatEndpoint, CompletionRequest};
 use crate::history::PastExchanges;
 use crate::http::EndpointError;
@@ -30,8 +32,6 @@ use crate::runner::{AgentRun, StepExtras, StepKind};
 use crate::spec::{ChatMemory, OpenaiSpec};
 use crate::turn::{Agent, TraceNote, TurnAnswer, TurnError};
 
-/// Name of this gateway in the private state.
-const GATEWAY: &str = "openai";
 /// Most times an agent may pause for people in one turn.
 const PAUSES_MAX: usize = 64;
 /// Delays between attempts to deliver a decision.
@@ -162,7 +162,8 @@ impl OpenaiAgent {
                 Err(error) if is_conversation_lost(&error) && pause == 0 && !is_recreated => {
                     is_recreated = true;
                     remote.session = None;
-                    let prepared = Some(prepare_new(run, true, needs_briefing).await?);
+                    let is_briefed = needs_briefing || run.spec.brief_on_loss;
+                    let prepared = Some(prepare_new(run, true, is_briefed).await?);
                     let mode = MemoryMode::Remote(&remote);
                     self.call_agent(run, prepared, &mode, DecisionBatch::default())
                         .await?
@@ -239,6 +240,10 @@ impl OpenaiAgent {
             };
             let mut writer = HoldbackWriter::new(sink, held_back);
             let mut write = |piece: &str| writer.write(piece);
+            let notice = notice_in(&prepared.notes);
+            if !notice.is_empty() {
+                write(notice);
+            }
             let mut reply = self.chat.chat(&endpoint, &call, &mut write).await;
             let mut delays = DELIVERY_DELAYS_SECONDS.into_iter();
             while let Err(error) = &reply
@@ -379,7 +384,9 @@ async fn prepare_new(
         .collect();
     notes.extend(briefing.note);
     if is_recreated {
-        notes.push(reason_note(RECREATED, "the agent lost its session"));
+        let reason = "the agent lost its session";
+        let note = serde_json::json!({ "reason": reason, "briefed": needs_briefing });
+        notes.push(TraceNote::new(RECREATED, &note));
     }
     Ok(PreparedCall {
         messages: vec![exchange::briefed_message(
@@ -500,7 +507,7 @@ impl RemoteSession {
     /// rewind, or if the client brought them along.
     async fn load(run: &AgentRun) -> Result<(Self, bool), TurnError> {
         let rewind = run.request.last_rewind().await?;
-        let known = conversation_record::find_newest(run, GATEWAY).await?;
+        let known = conversation_record::find_newest(run, Gateway::Openai).await?;
         let Some(known) = known else {
             let is_brought = CallerHistory::of(run.input.data.as_ref()).is_some();
             let remote = Self {
@@ -509,7 +516,8 @@ impl RemoteSession {
             };
             return Ok((remote, is_brought));
         };
-        let is_here = known.session == run.request.ids.session && known.rewind == rewind;
+        let is_here =
+            known.session == SessionTag::of(run.request.ids.session) && known.rewind == rewind;
         let remote = Self {
             rewind,
             generation: known.generation,
@@ -539,8 +547,8 @@ impl RemoteSession {
     /// Private state of the task.
     fn to_record(&self, here: SessionId) -> Raw {
         raw(&ConversationRecord {
-            gateway: GATEWAY.to_owned(),
-            session: here,
+            gateway: Gateway::Openai,
+            session: SessionTag::of(here),
             generation: self.generation,
             rewind: self.rewind,
             conversation: self.session.clone(),

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use statehold_core::ids::ItemId;
 use statehold_core::item::{CallMark, ItemKind, Role};
 use statehold_engine::StoredItem;
-use statehold_engine::bodies::{AttachmentBody, ItemBody, Raw, parse, text_of, text_of_value};
+use statehold_engine::bodies::{ItemBody, Raw, parse, text_of, text_of_value};
 
+use super::file_text::{self, FileTexts};
 use crate::gateway::shared_block;
 use crate::history::{HISTORY_BYTES_MAX, PastExchanges, newest_fitting};
 use crate::mcp::ToolMedia;
@@ -60,8 +61,9 @@ impl MediaBudget {
         if let Ok(Value::Array(parts)) = serde_json::from_str(message.content.get()) {
             let mut sent = self.parts_in(&parts);
             if !sent.is_empty() {
-                let files = message.attachments.iter().map(attachment_line);
-                sent.extend(files.map(|line| text_part(&line)));
+                let mut told = FileTexts::default();
+                let files = message.attachments.iter();
+                sent.extend(files.map(|file| text_part(&told.of(file))));
             }
             return sent;
         }
@@ -73,20 +75,20 @@ impl MediaBudget {
                 .copied()
                 .filter_map(MessagePart::of_attachment),
         );
-        let mut has_media = false;
+        let (mut has_media, mut told) = (false, FileTexts::default());
         let mut admit = |part: &MessagePart<'_>| match part.media() {
             None => part.to_json(),
             Some(kind) => {
                 let admitted = part.to_json().and_then(|part| self.admit(kind, part));
                 has_media |= admitted.is_some();
-                admitted.or_else(|| Some(text_part(&attachment_line(part.file()?))))
+                admitted.or_else(|| Some(text_part(&told.of(part.file()?))))
             }
         };
         let mut sent: Vec<Value> = parts.iter().filter_map(&mut admit).collect();
         let others = beside
             .iter()
             .filter(|file| MessagePart::of_attachment(file).is_none());
-        sent.extend(others.map(|file| text_part(&attachment_line(file))));
+        sent.extend(others.map(|file| text_part(&told.of(file))));
         if has_media { sent } else { Vec::new() }
     }
 
@@ -498,20 +500,9 @@ impl RecordedTurn {
     }
 }
 
-/// Text of a message, with the addresses of its attachments.
+/// Text of a message, with what a text can say of its attachments.
 pub(crate) fn with_files(message: &AgentMessage) -> String {
-    let mut text = text_of(&message.content);
-    for file in &message.attachments {
-        text.push_str("\n\n");
-        text.push_str(&attachment_line(file));
-    }
-    text
-}
-
-fn attachment_line(file: &AttachmentBody) -> String {
-    let place = file.url.as_deref().or(file.reference_url.as_deref());
-    let label = place.or(file.title.as_deref());
-    format!("Attachment: {}", label.unwrap_or("a file without a name"))
+    file_text::with_files(text_of(&message.content), &message.attachments)
 }
 
 #[cfg(test)]

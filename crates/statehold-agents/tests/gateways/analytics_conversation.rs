@@ -19,7 +19,7 @@ use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, lock
 use crate::briefing::{briefed, require_kept_only, rewound_talk};
 use crate::lost::{MOMENTS, calls, lost_at};
 use crate::rig::{Outcome, Rig, book, router};
-use crate::world::{analytics, annotations_of, answer_of, in_conversation, with_agent};
+use crate::world::{LOST, analytics, annotations_of, answer_of, in_conversation, with_agent};
 
 /// A service that answers with the number of messages in the conversation.
 async fn counting() -> (Arc<Analytics>, FakeService) {
@@ -240,7 +240,7 @@ async fn a_lost_conversation_is_created_again_once_and_said_so() -> Outcome {
     locked(&service.all)[0].name = "moved".to_owned();
     let request = rig.ask(session, "data", "still there?").await;
     let ended = rig.ended(request).await;
-    assert_eq!(answer_of(&ended), "answer 1");
+    assert_eq!(answer_of(&ended), format!("{LOST}answer 1"));
     assert_eq!(
         annotations_of(&ended),
         json!({"conversation_recreated": true})

@@ -6,18 +6,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Method;
+use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 use statehold_core::digest::Digest;
 use statehold_core::item::ItemKind;
 use statehold_core::request::{LiveRequest, LiveStatus};
 use statehold_core::task::CloseOn;
+use statehold_engine::bodies::{AttachmentBody, ItemBody};
 use statehold_engine::policy::Policies;
 use statehold_engine::testing;
 use statehold_fakes::conversations::Conversations;
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked, send};
 
+use crate::briefing::briefed;
 use crate::rig::{Outcome, Rig, book, name, router};
-use crate::world::{annotations_of, answer_of, conversations};
+use crate::world::{LOST, LOST_AND_BRIEFED, annotations_of, answer_of, conversations};
 
 fn begins(seen: &SeenRequest) -> bool {
     seen.method == Method::POST && seen.path == "/v1/conversations"
@@ -371,7 +374,7 @@ async fn a_conversation_that_the_service_lost_is_begun_anew_once_and_said_so() -
     locked(&service.all)[0].id = "moved".to_owned();
     let request = rig.ask(session, "ums", "still there?").await;
     let ended = rig.ended(request).await;
-    assert_eq!(answer_of(&ended), "answer 1");
+    assert_eq!(answer_of(&ended), format!("{LOST}answer 1"));
     assert_eq!(
         annotations_of(&ended),
         json!({"conversation_recreated": true})
@@ -407,6 +410,166 @@ async fn a_service_that_loses_every_conversation_is_a_clear_error() -> Outcome {
     let error = rig.failing_turn(session, "ums", "hello").await;
     assert_eq!(error["code"], "conversation_lost");
     assert_eq!(locked(&service.all).len(), 2, "twice and no more");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// A service that answers each message with how many it has got, and that fails on demand.
+async fn forgetful_server(service: &Arc<Conversations>) -> FakeService {
+    let played = Arc::clone(service);
+    FakeService::start(move |seen| {
+        if seen.path.ends_with("/chat") && seen.said().ends_with("fail") {
+            return ScriptedResponse::json(400, &json!({"detail": "not now"}));
+        }
+        played.respond(seen, |said| format!("answer {}", said.len()))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_service_that_lost_the_conversation_is_told_the_earlier_exchanges_on_request() -> Outcome
+{
+    let service = Arc::new(Conversations::default());
+    let server = forgetful_server(&service).await;
+    let mut spec = conversations("ums", &server);
+    spec.brief_on_loss = true;
+    let rig = Rig::new(vec![Arc::new(spec)]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    assert_eq!(rig.turn(session, "ums", "my name is Ada").await, "answer 1");
+    locked(&service.all)[0].id = "moved".to_owned();
+    let answer = rig.turn(session, "ums", "who am I?").await;
+    assert_eq!(answer, format!("{LOST_AND_BRIEFED}answer 1"));
+    assert_eq!(rig.turn(session, "ums", "and now?").await, "answer 2");
+    let all = locked(&service.all).clone();
+    assert_eq!(all.len(), 2);
+    let (earlier, said) = briefed(&all[1].messages[0]);
+    let expected = [
+        json!({"role": "user", "content": "my name is Ada"}),
+        json!({"role": "assistant", "content": "answer 1"}),
+    ];
+    assert_eq!(earlier, expected);
+    assert_eq!(
+        (said, all[1].messages[1].as_str()),
+        ("who am I?", "and now?")
+    );
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_loss_is_told_with_the_first_answer_after_it_also_if_a_turn_failed_in_between() -> Outcome
+{
+    for brief_on_loss in [false, true] {
+        let service = Arc::new(Conversations::default());
+        let server = forgetful_server(&service).await;
+        let mut spec = conversations("ums", &server);
+        spec.brief_on_loss = brief_on_loss;
+        let rig = Rig::new(vec![Arc::new(spec)]).await;
+        let runner = rig.runner().await;
+        let session = rig.session("ums").await;
+        assert_eq!(rig.turn(session, "ums", "hello").await, "answer 1");
+        locked(&service.all)[0].id = "moved".to_owned();
+        // The old conversation is not there, and the new one takes no message yet.
+        rig.failing_turn(session, "ums", "still there? fail").await;
+        let told = if brief_on_loss {
+            LOST_AND_BRIEFED
+        } else {
+            LOST
+        };
+        let answer = rig.turn(session, "ums", "hello?").await;
+        assert_eq!(answer, format!("{told}answer 1"));
+        assert_eq!(rig.turn(session, "ums", "fine").await, "answer 2");
+        assert_eq!(locked(&service.all).len(), 2);
+        // It may be lost again, and is told again.
+        locked(&service.all)[1].id = "moved again".to_owned();
+        let answer = rig.turn(session, "ums", "and now?").await;
+        assert_eq!(answer, format!("{told}answer 1"));
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_tracked_conversation_takes_64_bytes_in_the_state_of_its_task() -> Outcome {
+    let service = Arc::new(Conversations::default());
+    let played = Arc::clone(&service);
+    let server = FakeService::start(move |seen| {
+        let response = played.respond(seen, |_| "hi".to_owned());
+        if begins(seen) {
+            let id = "0198f2aa-7a10-7c3e-9d1f-2f6b8c1d0e4a";
+            locked(&played.all)[0].id = id.to_owned();
+            return ScriptedResponse::json(200, &json!({"id": id}));
+        }
+        response
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    for said in ["one", "two"] {
+        assert_eq!(rig.turn(session, "ums", said).await, "hi");
+    }
+    let tasks = testing::tasks_of(&rig.engine, session, &name("ums")).await?;
+    let stored = testing::task_state(&rig.engine, tasks[0]).await?;
+    let stored = stored.expect("the conversation");
+    assert!(stored.len() <= 64, "{}", String::from_utf8_lossy(&stored));
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_service_that_keeps_the_history_has_none_read_here() -> Outcome {
+    let service = Arc::new(Conversations::default());
+    let played = Arc::clone(&service);
+    let server = FakeService::start(move |seen| played.respond(seen, |_| "hi".to_owned())).await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    for turn in 0..10 {
+        rig.turn(session, "ums", &format!("message {turn}")).await;
+    }
+    assert_eq!(rig.engine.items_read(), 0);
+    // The counter works: a fork has to be told of them.
+    let fork = testing::fork(&rig.engine, &rig.local, session).await?;
+    rig.turn(fork, "ums", "and here?").await;
+    assert!(rig.engine.items_read() >= 20);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn files_of_a_message_reach_a_conversation_service_as_text() -> Outcome {
+    let service = Arc::new(Conversations::default());
+    let played = Arc::clone(&service);
+    let server = FakeService::start(move |seen| played.respond(seen, |_| "seen".to_owned())).await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    let body = ItemBody {
+        content: to_raw_value("Look").ok(),
+        ..ItemBody::default()
+    };
+    let note = AttachmentBody {
+        kind: Some("text/plain".to_owned()),
+        title: Some("n.txt".to_owned()),
+        data: Some("R3LDvMOfZQ==".to_owned()),
+        ..AttachmentBody::default()
+    };
+    let page = AttachmentBody {
+        url: Some("https://files.test/a".to_owned()),
+        ..AttachmentBody::default()
+    };
+    let request = rig.ask_body(session, "ums", &body, &[note, page]).await;
+    rig.ended(request).await;
+    let expected = "Look\n\nAttachment: n.txt (text/plain)\nGrüße\n[end of the file]\n\n\
+                    Attachment: https://files.test/a";
+    assert_eq!(locked(&service.all)[0].messages, [expected]);
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -13,8 +13,9 @@ use statehold_fakes::chat::{streamed, streamed_with};
 use statehold_fakes::conversations::Conversations;
 use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest, locked};
 
+use crate::briefing::briefed;
 use crate::rig::{Outcome, PATIENCE, Rig};
-use crate::world::{answer_of, chat, conversations};
+use crate::world::{LOST, LOST_AND_BRIEFED, answer_of, chat, conversations};
 
 /// Sends a message, crashes the process at a step, starts another, and returns the answer.
 pub(crate) async fn lost_at(rig: &Rig, session: SessionId, at: (StepKind, CommitPhase)) -> String {
@@ -116,33 +117,64 @@ async fn a_turn_of_a_service_that_keeps_conversations_goes_on_in_the_same_one() 
     Ok(())
 }
 
+/// Loses the conversation of a session and crashes at a step of the next turn.
+async fn lost_conversation_at(at: (StepKind, CommitPhase), brief_on_loss: bool) {
+    let service = Arc::new(Conversations::default());
+    let played = Arc::clone(&service);
+    let server =
+        FakeService::start(move |seen| played.respond(seen, |said| said.len().to_string())).await;
+    let spec = AgentSpec {
+        brief_on_loss,
+        ..conversations("agent", &server)
+    };
+    let (rig, session) = rig(spec).await;
+    let before = rig.runner().await;
+    assert_eq!(rig.turn(session, "agent", "before").await, "1");
+    before.stop().await;
+    "gone".clone_into(&mut locked(&service.all)[0].id);
+    let answer = lost_at(&rig, session, at).await;
+    let told = if brief_on_loss {
+        LOST_AND_BRIEFED
+    } else {
+        LOST
+    };
+    let number = answer.strip_prefix(told);
+    assert_eq!(number, Some(&*calls(at).to_string()), "{at:?}: {answer}");
+    let all = locked(&service.all).clone();
+    assert_eq!(all.len(), 2, "{at:?}");
+    for message in &all[1].messages {
+        let said = if brief_on_loss {
+            let (earlier, said) = briefed(message);
+            assert_eq!(earlier.len(), 2, "{at:?}: {message}");
+            said
+        } else {
+            message
+        };
+        assert_eq!(said, "hello", "{at:?}");
+    }
+    let notes = rig.notes(session, "agent").await;
+    assert_eq!(notes.len(), 1, "{at:?}: {notes:?}");
+    // The next turn goes on there, and tells nothing more.
+    let after = rig.runner().await;
+    let next = (calls(at) + 1).to_string();
+    assert_eq!(rig.turn(session, "agent", "after").await, next, "{at:?}");
+    after.stop().await;
+    rig.engine.shut_down().await;
+}
+
 #[tokio::test]
-async fn a_conversation_that_is_begun_anew_is_begun_anew_once() -> Outcome {
+async fn a_conversation_that_is_begun_anew_is_begun_anew_once() {
     for kind in [
         StepKind::Conversation,
         StepKind::AgentCall,
         StepKind::Answer,
     ] {
         for moment in MOMENTS {
-            let service = Arc::new(Conversations::default());
-            let played = Arc::clone(&service);
-            let server =
-                FakeService::start(move |seen| played.respond(seen, |said| said.join(", "))).await;
-            let (rig, session) = rig(conversations("agent", &server)).await;
-            let before = rig.runner().await;
-            assert_eq!(rig.turn(session, "agent", "before").await, "before");
-            before.stop().await;
-            locked(&service.all)[0].id = "gone".to_owned();
-            let at = (kind, moment);
-            let answer = lost_at(&rig, session, at).await;
-            assert!(answer.ends_with("hello"), "{at:?}: {answer}");
-            assert_eq!(locked(&service.all).len(), 2, "{at:?}");
-            let notes = rig.notes(session, "agent").await;
-            assert_eq!(notes.len(), 1, "{at:?}: {notes:?}");
-            rig.engine.shut_down().await;
+            for brief_on_loss in [false, true] {
+                lost_conversation_at((kind, moment), brief_on_loss).await;
+            }
         }
     }
-    Ok(())
 }
 
 /// Pauses for a person the first time, then answers with the decision.

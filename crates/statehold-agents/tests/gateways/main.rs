@@ -15,6 +15,7 @@ mod restore;
 #[allow(dead_code, reason = "another program uses the rest of it")]
 mod rig;
 mod scopes;
+mod sizes;
 mod track;
 mod world;
 mod written_once;

@@ -9,8 +9,9 @@ use statehold_agents::spec::ChatMemory;
 use statehold_fakes::chat::streamed;
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked};
 
+use crate::briefing::briefed;
 use crate::rig::{Outcome, Rig, router};
-use crate::world::{answer_of, chat, said};
+use crate::world::{LOST, LOST_AND_BRIEFED, answer_of, chat, said};
 
 /// The sessions of a service, each with its messages.
 type Sessions = Arc<Mutex<Vec<(String, Vec<String>)>>>;
@@ -161,13 +162,39 @@ async fn a_session_that_the_agent_lost_is_made_anew_once() -> Outcome {
     locked(&sessions)[0].0 = "gone".to_owned();
     let request = rig.ask(session, "far", "two").await;
     let ended = rig.ended(request).await;
-    assert_eq!(answer_of(&ended), "answer 1");
+    assert_eq!(answer_of(&ended), format!("{LOST}answer 1"));
     let annotations = said(&ended).annotations.expect("annotations");
     assert_eq!(annotations.get(), r#"{"conversation_recreated":true}"#);
     let notes = rig.notes(session, "far").await;
     assert_eq!(notes[0].0, "conversation_recreated");
     assert_eq!(rig.turn(session, "far", "three").await, "answer 2");
     assert_eq!(locked(&sessions).len(), 2);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_lost_its_session_is_told_the_earlier_exchanges_on_request() -> Outcome {
+    let sessions = Sessions::default();
+    let played = Arc::clone(&sessions);
+    let server = FakeService::start(move |seen| play(&played, seen)).await;
+    let mut spec = chat("far", &server, ChatMemory::Track);
+    spec.brief_on_loss = true;
+    let rig = Rig::new(vec![Arc::new(spec)]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("far").await;
+    assert_eq!(rig.turn(session, "far", "one").await, "answer 1");
+    locked(&sessions)[0].0 = "gone".to_owned();
+    let answer = rig.turn(session, "far", "two").await;
+    assert_eq!(answer, format!("{LOST_AND_BRIEFED}answer 1"));
+    let said = locked(&sessions)[1].1.clone();
+    let (earlier, said) = briefed(&said[0]);
+    let expected = [
+        json!({"role": "user", "content": "one"}),
+        json!({"role": "assistant", "content": "answer 1"}),
+    ];
+    assert_eq!((earlier.as_slice(), said), (&expected[..], "two"));
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -91,6 +91,13 @@ pub(crate) fn inline_data() -> InlineData {
     }
 }
 
+/// The sentence for a user whose service lost the conversation.
+pub(crate) const LOST: &str = "The service that keeps this conversation had lost it. A new one was begun there, \
+                               which knows nothing of the earlier messages.\n\n";
+/// The same if the service is told of them.
+pub(crate) const LOST_AND_BRIEFED: &str = "The service that keeps this conversation had lost it. A new one was begun \
+                                           there, and it was told of the earlier messages.\n\n";
+
 fn owned(spec: Arc<AgentSpec>) -> AgentSpec {
     Arc::into_inner(spec).expect("nobody else has it")
 }

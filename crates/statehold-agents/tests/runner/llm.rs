@@ -283,8 +283,8 @@ async fn a_model_gets_the_pictures_and_files_of_users_that_it_takes_in_their_ord
     let file = json!({"type": "file", "file": {
         "filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERg=="}});
     let said = json!({"type": "text", "text": "Compare"});
-    let named = json!({"type": "text", "text": "Attachment: a.pdf"});
-    let plain = "Compare\n\nAttachment: a file without a name\n\nAttachment: a.pdf";
+    let named = json!({"type": "text", "text": "Attachment: a.pdf (application/pdf)"});
+    let plain = "Compare\n\nAttachment: a file without a name (image/png)\n\nAttachment: a.pdf (application/pdf)";
     let (all, some) = (json!([image, said, file]), json!([image, said, named]));
     for (input, expected) in [
         (&[MediaKind::Image, MediaKind::File][..], all),

@@ -49,6 +49,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
         sessions: ChatSessions::None,
         caller_history: CallerTrust::default(),
         references: false,
+        brief_on_loss: false,
         digest: Digest::sha256(text.as_bytes()),
     })
 }

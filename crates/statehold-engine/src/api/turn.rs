@@ -254,7 +254,7 @@ pub async fn open_turn(
             find_or_start(engine, log, input, &owner, decided, lock).await?
         };
         match found {
-            TurnLookup::Open(turn) => return Ok(turn),
+            TurnLookup::Open(turn) => return Ok(*turn),
             TurnLookup::Behind(running, waiting) => {
                 input = *waiting;
                 engine.until_no_longer_running(session, running).await?;
@@ -375,7 +375,7 @@ pub async fn open_turn_in_recalled_session(
 
 /// The result of a search under the lock of a session.
 enum TurnLookup {
-    Open(OpenTurn),
+    Open(Box<OpenTurn>),
     /// This request runs, and the turn waits for its end. The input is given back.
     Behind(RequestId, Box<TurnInput>),
 }
@@ -426,13 +426,13 @@ async fn find_or_start(
     log.begin(input.session, turn.request);
     let mut handle = input.handle(engine, engine, turn);
     handle.earlier = search.earlier(turn.request).await?.into();
-    Ok(TurnLookup::Open(OpenTurn {
+    Ok(TurnLookup::Open(Box::new(OpenTurn {
         handle,
         is_new: found.is_none() && !is_replay,
         is_replay,
         reminder: question_reminder(&search.unanswered)
             .or_else(|| search.undecided.as_ref().map(approval_reminder)),
-    }))
+    })))
 }
 
 /// Starts a turn in a session that no other call can name: there is nothing to find, and nothing is owed to

@@ -136,15 +136,14 @@ fn agent_of_new(app: &App) -> Result<Name, Problem> {
     let book = app.options.agents.get();
     let declared = |name: &&Name| book.agents.contains_key(*name);
     let only = (book.agents.len() == 1).then(|| book.agents.keys().next());
-    let found = match &app.options.ums.agent {
-        Some(named) => Some(named).filter(declared),
-        None => {
-            let coordinator = book
-                .agents
-                .keys()
-                .find(|name| name.as_str() == DEFAULT_AGENT);
-            coordinator.or(only.flatten())
-        }
+    let found = if let Some(named) = &app.options.ums.agent {
+        Some(named).filter(declared)
+    } else {
+        let coordinator = book
+            .agents
+            .keys()
+            .find(|name| name.as_str() == DEFAULT_AGENT);
+        coordinator.or(only.flatten())
     };
     found.cloned().ok_or_else(|| {
         let detail = "no agent answers in conversations here; name a declared one in the configuration of the \

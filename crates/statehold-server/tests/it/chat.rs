@@ -18,6 +18,7 @@ mod stateless;
 mod streams;
 mod turns;
 mod ums;
+mod ums_upstream;
 mod upstream;
 
 use std::collections::VecDeque;
@@ -63,6 +64,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind, sessions: ChatSessions) -> (Nam
         sessions,
         caller_history: CallerTrust::default(),
         references: false,
+        brief_on_loss: false,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))

@@ -225,6 +225,7 @@ impl ConfigReader<'_> {
         let built = built?;
         let default = built.default_sessions();
         let sessions = declaration.sessions.unwrap_or(default);
+        let brief_on_loss = declaration.brief_on_loss.unwrap_or(false);
         // Writing the default explicitly must not change the digest.
         declaration
             .sessions
@@ -235,6 +236,7 @@ impl ConfigReader<'_> {
             .take_if(|trust| *trust == CallerTrust::default());
         let references = declaration.references == Some(true);
         declaration.references.take_if(|is_on| !*is_on);
+        declaration.brief_on_loss.take_if(|briefs| !*briefs);
         Some(AgentSpec {
             name: name.clone(),
             description: declaration.description.clone().map(Into::into),
@@ -256,6 +258,7 @@ impl ConfigReader<'_> {
             sessions,
             caller_history,
             references,
+            brief_on_loss,
             digest: self.digest(name, agent, kind, &declaration),
             kind: built,
         })

@@ -98,6 +98,8 @@ pub(crate) struct AgentDeclaration {
     /// Further arguments of every call of a tool.
     pub(super) arguments: Option<ToolArguments>,
     pub(super) base_url: Option<ServiceUrl>,
+    /// Whether a service that lost the conversation is told of the earlier exchanges.
+    pub(super) brief_on_loss: Option<bool>,
     /// The agents that a worker's keys may call below its requests.
     pub(super) calls: Option<Vec<Name>>,
     /// How far it trusts the callers that keep its conversation.
@@ -271,13 +273,14 @@ pub(super) struct LoopTable {
 use DeclaredKind::{Analytics, Conversations, Llm, Mcp, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 54] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 55] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_from", &[Pipeline]),
     ("answer_prompt", &[Router]),
     ("arguments", &[Mcp]),
     ("base_url", &[Openai, Conversations, Analytics]),
+    ("brief_on_loss", &[Openai, Conversations, Analytics]),
     (
         "caller_history",
         &[Openai, Analytics, Mcp, Llm, Router, Pipeline],

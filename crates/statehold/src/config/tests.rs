@@ -78,6 +78,37 @@ fn each_layer_goes_over_the_one_before_and_is_remembered() {
 }
 
 #[test]
+fn settings_without_a_default_can_be_set_and_unset() {
+    let file = "[server]\nurl = \"https://state.test\"\n[ums]\npath = \"/\"\nagent = \"desk\"\n";
+    let config = load(Some(file), &[]).expect("known keys");
+    assert_eq!(
+        config.server.url.expect("an address").text(),
+        "https://state.test"
+    );
+    let options = config.ums.options();
+    assert_eq!(options.root.to_string(), "/");
+    assert_eq!(options.agent, "desk".parse().ok());
+    let variables = [
+        ("STATEHOLD__SERVER__URL", ""),
+        ("STATEHOLD__UMS__PATH", "/talks"),
+        ("STATEHOLD__UMS__AGENT", ""),
+    ];
+    let config = load(Some(file), &variables).expect("known keys");
+    assert_eq!(config.server.url, None);
+    let options = config.ums.options();
+    assert_eq!(
+        (options.root.to_string().as_str(), options.agent),
+        ("/talks", None)
+    );
+    refused(
+        Some("[ums]\npath = \"/v1/ums\"\n"),
+        &[],
+        &["ums.path", "belong to another API"],
+    );
+    refused(Some("[ums]\nagent = \"a b\"\n"), &[], &["ums.agent"]);
+}
+
+#[test]
 fn a_file_may_be_named_and_must_then_be_there() {
     let (directory, mut environment) = environment(Some("[log]\nlevel = \"warn\"\n"), &[]);
     let named = directory.path().join("other.toml");

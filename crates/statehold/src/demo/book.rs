@@ -70,6 +70,7 @@ fn agent(text: &str, description: &str, kind: AgentKind) -> AgentSpec {
         sessions: kind.default_sessions(),
         caller_history: CallerTrust::default(),
         references: false,
+        brief_on_loss: false,
         kind,
         import: Vec::new(),
         export: Vec::new(),

@@ -109,6 +109,7 @@ impl Scene {
             sessions: ChatSessions::None,
             caller_history: CallerTrust::default(),
             references: false,
+            brief_on_loss: false,
             digest: Digest::sha256(b"assistant"),
         };
         let turns = Arc::new(Semaphore::new(1));

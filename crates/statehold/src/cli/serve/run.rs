@@ -29,8 +29,7 @@ use super::{PlannedStorage, ServePlan};
 use crate::cli::output::CliOutput;
 use crate::cli::printable;
 use crate::config::{
-    Config, ConfigEnvironment, ConfigMistakes, LimitsConfig, LogConfig, LogFormat, ServerConfig,
-    declare_agents,
+    Config, ConfigEnvironment, ConfigMistakes, LogConfig, LogFormat, ServerConfig, declare_agents,
 };
 use crate::demo::{self, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
@@ -198,11 +197,10 @@ fn server_options(config: &Config, reloader: &Arc<ConfigReloader>) -> ServerOpti
         agents: reloader.agents(),
         chat_session_ttl_seconds: config.chat.session_ttl_seconds(),
         answerers: config.chat.answerers.clone(),
-        ums: config.ums.options(),
         scratch: Some(reloader.scratch()),
         console: config.console.enabled,
         reload: Some(Arc::clone(reloader) as Arc<dyn Reload>),
-        ..limited(&config.limits)
+        ..limited(config)
     }
 }
 
@@ -258,8 +256,9 @@ fn accept_options(
     }
 }
 
-/// The options of a server with these limits.
-fn limited(limits: &LimitsConfig) -> ServerOptions {
+/// The limits of a server, and how it serves conversations.
+fn limited(config: &Config) -> ServerOptions {
+    let limits = &config.limits;
     let calls_per_second = NonZeroU32::new(limits.calls_per_second);
     ServerOptions {
         body_bytes_max: limits.body_bytes_max.get(),
@@ -269,6 +268,7 @@ fn limited(limits: &LimitsConfig) -> ServerOptions {
             calls_per_second,
             burst: limits.calls_burst,
         }),
+        ums: config.ums.options(),
         ..ServerOptions::default()
     }
 }

@@ -45,6 +45,7 @@ fn agent(text: &str, kind: AgentKind) -> (Name, Arc<AgentSpec>) {
         sessions: ChatSessions::Auto,
         caller_history: CallerTrust::default(),
         references: false,
+        brief_on_loss: false,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))
