@@ -442,6 +442,7 @@ async fn reported(name: &str, played: ScriptedResponse) -> (String, String, Opti
         tool_servers: Vec::new(),
         steps_max: 1,
         tokens_max: None,
+        prompt_echo_words: None,
         state: StateAccess::default(),
     };
     let mut print = chat("printer", &press, ChatMemory::Restore);

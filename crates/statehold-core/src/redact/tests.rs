@@ -117,10 +117,9 @@ fn json_stays_the_text_that_it_was_except_for_its_secrets() {
 #[test]
 fn an_escaped_secret_is_found() {
     let key = format!("gh{}_{}", "p", "a1B2".repeat(9));
-    let escaped: String = key
-        .chars()
-        .map(|c| format!("\\u{:04x}", u32::from(c)))
-        .collect();
+    let escaped = key
+        .bytes()
+        .fold(String::new(), |text, byte| text + &format!("\\u{byte:04x}"));
     let found = redactor().json(&format!(r#"["{escaped}"]"#), &[]);
     assert_eq!(
         found.expect("a secret").text,

@@ -249,15 +249,11 @@ async fn a_secret_that_comes_by_any_door_is_nowhere() {
     }
     // The trace says where something was, and by which rule.
     let trace = format!(
-        "/v1/tasks/{}?view=trace&historyLength=100",
+        "/v1/tasks/{}?view=trace&limit=100",
         text(&started, "task_id")
     );
     let trace = operator.get(&trace).await.ok(200);
-    let items = trace["history"]
-        .as_array()
-        .or(trace["items"].as_array())
-        .expect("items")
-        .clone();
+    let items = trace["history"].as_array().expect("items").clone();
     let call = items
         .iter()
         .find(|item| item["kind"] == "tool_call")

@@ -126,7 +126,16 @@ pub(super) fn secrets() -> Vec<(&'static str, String, String, String)> {
 
 /// Secrets of several parts, and secrets that are known by what is around them.
 fn joined(make: &mut Maker) -> Vec<(&'static str, String, String, String)> {
-    let mut all: Vec<(&'static str, &str, String, &str)> = Vec::new();
+    let all = [of_clouds(make), of_services(make), of_no_vendor(make)].concat();
+    let all = all.into_iter();
+    all.map(|(rule, before, secret, after)| (rule, before.to_owned(), secret, after.to_owned()))
+        .collect()
+}
+
+type Secret = (&'static str, &'static str, String, &'static str);
+
+fn of_clouds(make: &mut Maker) -> Vec<Secret> {
+    let mut all = Vec::new();
     let aws = make.text(BASE64, 40);
     all.push(("aws-secret-key", "aws_secret_access_key = ", aws, "\n"));
     let azure = make.text(BASE64, 86);
@@ -155,6 +164,11 @@ fn joined(make: &mut Maker) -> Vec<(&'static str, String, String, String)> {
         .map(|length| make.text(HEX, length))
         .join("-");
     all.push(("plaid-token", "", format!("access-sandbox-{uuid}"), ""));
+    all
+}
+
+fn of_services(make: &mut Maker) -> Vec<Secret> {
+    let mut all = Vec::new();
     let slack = format!(
         "T{}/B{}/{}",
         make.text(UPPER, 10),
@@ -190,6 +204,11 @@ fn joined(make: &mut Maker) -> Vec<(&'static str, String, String, String)> {
     all.push(("dynatrace-token", "", dynatrace, ""));
     let postman = format!("PMAK-{}-{}", make.text(HEX, 24), make.text(HEX, 34));
     all.push(("postman-key", "", postman, ""));
+    all
+}
+
+fn of_no_vendor(make: &mut Maker) -> Vec<Secret> {
+    let mut all = Vec::new();
     let pem = format!(
         "-----BEGIN {} KEY-----\n{}\n-----END {} KEY-----",
         "PRIVATE",
@@ -249,9 +268,7 @@ fn joined(make: &mut Maker) -> Vec<(&'static str, String, String, String)> {
         make.text(ALNUM, 20),
         "\nB=2",
     ));
-    let all = all.into_iter();
-    all.map(|(rule, before, secret, after)| (rule, before.to_owned(), secret, after.to_owned()))
-        .collect()
+    all
 }
 
 /// Texts without secrets: prose, code, and what is random and public.
