@@ -25,12 +25,12 @@ const SECRET: &str = "sk-very-secret-4711";
 
 /// A runner that logs into a directory.
 async fn logging(rig: &Rig, directory: &Path) -> (Runner, Arc<DebugLog>) {
-    let ring = Arc::new(KeyRing::open(directory).expect("a ring"));
+    let keys = Arc::new(KeyRing::open(directory).expect("a ring"));
     let limits = DebugLogLimits {
         bytes_max: 64 << 20,
-        age_max: Duration::from_secs(3_600),
+        age_max: Duration::from_hours(1),
     };
-    let log = Arc::new(DebugLog::open(directory, ring, limits).expect("a log"));
+    let log = Arc::new(DebugLog::open(directory, keys, limits).expect("a log"));
     let options = RunnerOptions {
         debug_log: Some(Arc::clone(&log)),
         ..RunnerOptions::default()

@@ -49,30 +49,63 @@ impl LimitArgs {
     }
 }
 
-/// Fetches an answer whose list `field` comes in pages, the newest first. Returns it, the last `limit`
-/// rows, oldest first, and whether there are earlier ones.
-pub(super) async fn last_rows(
-    client: &Client,
-    path: &str,
-    field: &str,
-    (limit, shows_hidden): (u32, bool),
-) -> anyhow::Result<(Value, Vec<Value>, bool)> {
-    let limit = usize::try_from(limit)?;
-    let view = shows_hidden.then(|| "trace".to_owned());
-    let mut rows: Vec<Value> = Vec::new();
-    let mut cursor = None;
-    loop {
-        let missing = (limit - rows.len()).min(PAGE_MAX);
-        let parameters = [
-            ("view", view.clone()),
-            ("cursor", cursor.take()),
-            ("limit", Some(missing.to_string())),
-        ];
-        let answer = client.get(&with_query(path, &parameters)).await?.body;
-        rows.splice(0..0, elements(&answer, field).iter().take(missing).cloned());
-        cursor = answer["next_cursor"].as_str().map(str::to_owned);
-        if cursor.is_none() || rows.len() >= limit {
-            return Ok((answer, rows, cursor.is_some()));
+/// Which of the last rows of a list to print.
+#[derive(Debug, Args)]
+pub(super) struct LastRowsArgs {
+    /// How many to print, counted from the last.
+    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    limit: u32,
+    /// Print earlier ones: 2 is the page before the last.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    page: u32,
+}
+
+/// Rows of a list whose pages begin with the newest.
+pub(super) struct LastRows {
+    /// The answer that they came with.
+    pub(super) answer: Value,
+    /// The oldest first.
+    pub(super) rows: Vec<Value>,
+    /// The flag that prints those before them, if there are any.
+    pub(super) earlier: Option<String>,
+}
+
+impl LastRowsArgs {
+    /// Fetches an answer whose list `field` comes in pages, the newest first.
+    pub(super) async fn fetch(
+        &self,
+        client: &Client,
+        (path, field): (&str, &str),
+        shows_hidden: bool,
+    ) -> anyhow::Result<LastRows> {
+        let limit = usize::try_from(self.limit)?;
+        let view = shows_hidden.then(|| "trace".to_owned());
+        let mut skipped = limit * usize::try_from(self.page - 1)?;
+        let mut rows: Vec<Value> = Vec::new();
+        let mut cursor = None;
+        loop {
+            let missing = skipped + limit - rows.len();
+            let parameters = [
+                ("view", view.clone()),
+                ("cursor", cursor.take()),
+                ("limit", Some(missing.min(PAGE_MAX).to_string())),
+            ];
+            let answer = client.get(&with_query(path, &parameters)).await?.body;
+            let found = elements(&answer, field);
+            // The newest rows are at the end.
+            let kept = found.len().saturating_sub(skipped);
+            skipped = skipped.saturating_sub(found.len());
+            let first = kept.saturating_sub(limit - rows.len());
+            rows.splice(0..0, found[first..kept].iter().cloned());
+            cursor = answer["next_cursor"].as_str().map(str::to_owned);
+            if cursor.is_none() || rows.len() >= limit {
+                let earlier = cursor.map(|_| format!("--page {}", self.page + 1));
+                return Ok(LastRows {
+                    answer,
+                    rows,
+                    earlier,
+                });
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anstream::ColorChoice;
 use clap::{Args, ValueEnum};
 
-use super::output::CliOutput;
+use super::output::{CliOutput, terminal_columns};
 use super::times::{TimeFormat, TimeStyle};
 use crate::client::{Client, ServerAddress};
 use crate::config::secret;
@@ -92,6 +92,7 @@ impl GlobalArgs {
                 style,
                 now: jiff::Timestamp::now(),
             },
+            columns: terminal_columns(),
         }
     }
 

@@ -1,9 +1,10 @@
 //! Formats items of a history and messages of a transcript.
 
 use serde_json::Value;
+use unicode_width::UnicodeWidthStr;
 
 use super::answers::text;
-use super::output::{CliOutput, TableCell, TextTone};
+use super::output::{CliOutput, TableCell, TextTone, wrapped};
 use super::printable::{cell, excerpt, printable};
 
 /// The longest excerpt of arguments and results.
@@ -26,7 +27,9 @@ pub(super) fn for_people(message: &Value, output: &CliOutput) -> String {
     };
     let indent = if is_hidden { "┆ " } else { "  " };
     let words = printable(&item_text(message));
-    let lines = words.lines().map(|line| format!("\n{indent}{line}"));
+    let width = output.columns.saturating_sub(indent.width());
+    let lines = words.lines().flat_map(|line| wrapped(line, width));
+    let lines = lines.map(|line| format!("\n{indent}{line}"));
     tone.paint(&head) + &lines.collect::<String>()
 }
 

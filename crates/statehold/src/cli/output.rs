@@ -7,11 +7,14 @@ use std::io::Write;
 
 use serde::Serialize;
 use serde_json::Value;
-use unicode_width::UnicodeWidthStr;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::printable::{cell, json_text};
 use super::times::TimeFormat;
 use crate::exit::{Exit, LostReader};
+
+/// The width of a terminal that does not say its own.
+const COLUMNS: usize = 80;
 
 /// How to print results.
 #[derive(Debug, Clone)]
@@ -22,6 +25,8 @@ pub(super) struct CliOutput {
     pub(super) quiet: bool,
     pub(super) headers: bool,
     pub(super) times: TimeFormat,
+    /// The width that texts are broken at.
+    pub(super) columns: usize,
 }
 
 impl CliOutput {
@@ -63,6 +68,44 @@ impl CliOutput {
             drop(writeln!(anstream::stderr(), "{text}"));
         }
     }
+}
+
+/// The columns of the terminal, within what reads well; 80 if there is none.
+pub(super) fn terminal_columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+    let columns = size.map_or(0, |size| usize::from(size.ws_col));
+    if columns == 0 {
+        return COLUMNS;
+    }
+    columns.clamp(COLUMNS / 2, COLUMNS * 3 / 2)
+}
+
+/// Breaks a line so that it fits, between words where it can.
+pub(super) fn wrapped(line: &str, columns: usize) -> Vec<String> {
+    let columns = columns.max(1);
+    let mut lines = Vec::new();
+    let (mut begin, mut blank, mut width) = (0, None, 0);
+    for (at, c) in line.char_indices() {
+        let own = c.width().unwrap_or(0);
+        if width + own > columns && at > begin {
+            if c == ' ' {
+                lines.push(line[begin..at].to_owned());
+                (begin, blank, width) = (at + 1, None, 0);
+                continue;
+            }
+            let end = blank.unwrap_or(at);
+            lines.push(line[begin..end].to_owned());
+            begin = if blank.is_some() { end + 1 } else { end };
+            blank = None;
+            width = line[begin..at].width();
+        }
+        if c == ' ' {
+            blank = Some(at);
+        }
+        width += own;
+    }
+    lines.push(line[begin..].to_owned());
+    lines
 }
 
 /// Writes to standard output at once.
@@ -257,6 +300,20 @@ mod tests {
             "\u{1b}[1mNAME\u{1b}[0m    \u{1b}[1mSTATUS\u{1b}[0m\ngrößer  \u{1b}[33mpaused\u{1b}[0m\n\
              -       a\\tb\\nc\n"
         );
+    }
+
+    #[test]
+    fn a_long_line_is_broken_between_words_and_a_long_word_anywhere() {
+        for (line, columns, expected) in [
+            ("one two three", 8, vec!["one two", "three"]),
+            ("one two three", 7, vec!["one two", "three"]),
+            ("abcdefghij kl", 4, vec!["abcd", "efgh", "ij", "kl"]),
+            ("日本語の会話", 5, vec!["日本", "語の", "会話"]),
+            ("", 5, vec![""]),
+            ("a  b", 2, vec!["a ", "b"]),
+        ] {
+            assert_eq!(wrapped(line, columns), expected, "{line}");
+        }
     }
 
     #[test]

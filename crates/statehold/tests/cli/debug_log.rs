@@ -99,7 +99,7 @@ fn the_owner_of_the_files_reads_what_was_exchanged_while_the_server_runs_and_aft
         "POST 127.0.0.1:",
         "  200  ",
         "canary-question one",
-        "\\u{1b}[2J\\u{202e}",
+        "\\u001b[2J\\u{202e}",
         "Four days.",
     ] {
         assert!(shown.out.contains(words), "{words} in {}", shown.out);
@@ -114,7 +114,7 @@ fn the_owner_of_the_files_reads_what_was_exchanged_while_the_server_runs_and_aft
         "{}",
         one.out
     );
-    assert_eq!(show(directory.path(), &["--session", "ses_0"]).out, "");
+    assert_eq!(show(directory.path(), &["--session", "ses_ffff"]).out, "");
 
     // Nothing of it is on the disk as it is, nor in a backup.
     let data = directory.path().join("data");

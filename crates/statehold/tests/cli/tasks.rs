@@ -73,6 +73,56 @@ fn a_task_is_shown_in_the_view_that_the_caller_has() {
 }
 
 #[test]
+fn a_long_history_is_shown_page_by_page_within_80_columns() {
+    let live = Live::start();
+    let story = live.story("a");
+    let long = "word ".repeat(60);
+    let items: Vec<Value> = (0..7)
+        .map(|index| json!({ "kind": "note", "data": format!("note-{index} {long}") }))
+        .collect();
+    let body = json!({ "fence": story.leaf_fence, "items": items });
+    live.post(&format!("/requests/{}/items", story.leaf), &body);
+    let shown = |page: &str| {
+        let args = [
+            "sessions",
+            "show",
+            &story.session,
+            "--show-hidden",
+            "--limit",
+            "3",
+            "--page",
+            page,
+        ];
+        let ended = live.check(&args, 0, &[]);
+        let lines = ended
+            .out
+            .lines()
+            .filter(|line| line.starts_with("message\t"));
+        let notes = lines.map(|line| {
+            line.split("note-")
+                .nth(1)
+                .map_or(9, |rest| rest[..1].parse::<u32>().expect("a number"))
+        });
+        let notes: Vec<u32> = notes.collect();
+        (notes, ended.err.contains("--page"))
+    };
+    assert_eq!(shown("1"), (vec![4, 5, 6], true));
+    assert_eq!(shown("2"), (vec![1, 2, 3], true));
+    // Two inputs come before the notes.
+    assert_eq!(shown("3"), (vec![9, 9, 0], false));
+    assert_eq!(shown("4"), (vec![], false));
+
+    let args = ["sessions", "show", &story.session, "--show-hidden"];
+    let (code, screen) = live.run_on_terminal(&args, "", &[("NO_COLOR", "1")]);
+    assert_eq!(code, 0);
+    assert!(screen.contains("┆ hidden  T2 ums-agent (note)"), "{screen}");
+    let (_, messages) = screen.split_once("Delete user 7").expect("the question");
+    for line in messages.lines() {
+        assert!(line.trim_end().chars().count() <= 80, "{line:?}");
+    }
+}
+
+#[test]
 fn waiting_ends_with_what_became_of_it() {
     let live = Live::start();
     let story = live.story("a");

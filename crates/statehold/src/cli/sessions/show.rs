@@ -1,9 +1,11 @@
 //! `statehold sessions show`.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::answers::{elements, last_rows, text};
+use crate::cli::answers::{LastRows, LastRowsArgs, elements, text};
 use crate::cli::items;
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::resolve;
@@ -18,9 +20,8 @@ const HOLDS_MAX: usize = 20;
 pub(in crate::cli) struct SessionsShowArgs {
     /// The id, a beginning of it that no other session has, or the name.
     session: String,
-    /// How many messages to print, counted from the last.
-    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
-    limit: u32,
+    #[command(flatten)]
+    last: LastRowsArgs,
     /// Print every item, also hidden ones. Needs `operator` and is audited.
     #[arg(long = "show-hidden")]
     hidden: bool,
@@ -30,30 +31,35 @@ impl SessionsShowArgs {
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let id = resolve::session(client, &self.session).await?;
         let session = client.get(&format!("/v1/sessions/{id}")).await?.body;
-        let holds = detailed_holds(client, &id).await?;
+        let tree = client.get(&format!("/v1/sessions/{id}/tree")).await?.body;
+        let holds = detailed_holds(client, &tree).await?;
         let path = format!("/v1/sessions/{id}/messages");
-        let range = (self.limit, self.hidden);
-        let (_, messages, has_earlier) = last_rows(client, &path, "messages", range).await?;
+        let last = self.last.fetch(client, (&path, "messages"), self.hidden);
+        let LastRows {
+            rows: mut messages,
+            earlier,
+            ..
+        } = last.await?;
         if output.json {
             return output
                 .json(&json!({ "session": session, "holds": holds, "messages": messages }));
         }
+        name_agents(&mut messages, &tree);
         if output.is_terminal {
             print_for_people(&session, &holds, &messages, output)?;
         } else {
             print_for_pipes(&session, &holds, &messages, output)?;
         }
-        if has_earlier {
-            output.note("There are earlier messages: --limit COUNT");
+        if let Some(flag) = earlier {
+            output.note(&format!("There are earlier messages: {flag}"));
         }
         Ok(Exit::Done)
     }
 }
 
 /// The open holds of a session, with the details that the caller may see.
-async fn detailed_holds(client: &Client, session: &str) -> anyhow::Result<Vec<Value>> {
-    let tree = client.get(&format!("/v1/sessions/{session}/tree")).await?;
-    let mut open = collect_open(elements(&tree.body, "tasks"));
+async fn detailed_holds(client: &Client, tree: &Value) -> anyhow::Result<Vec<Value>> {
+    let mut open = collect_open(elements(tree, "tasks"));
     for hold in open.iter_mut().take(HOLDS_MAX) {
         let Some(id) = hold["id"].as_str() else {
             continue;
@@ -64,6 +70,23 @@ async fn detailed_holds(client: &Client, session: &str) -> anyhow::Result<Vec<Va
         }
     }
     Ok(open)
+}
+
+/// Says of each message and item which agent's it is, as far as the tree has its task.
+fn name_agents(messages: &mut [Value], tree: &Value) {
+    let mut names = BTreeMap::new();
+    let mut open: Vec<&Value> = elements(tree, "tasks").iter().collect();
+    while let Some(task) = open.pop() {
+        let name = format!("{} {}", text(task, "alias"), text(task, "agent"));
+        names.insert(text(task, "id").to_owned(), name);
+        let requests = elements(task, "requests").iter();
+        open.extend(requests.flat_map(|request| elements(request, "tasks")));
+    }
+    for message in messages {
+        if let Some(name) = names.get(text(message, "task_id")) {
+            message["agent"] = name.as_str().into();
+        }
+    }
 }
 
 fn collect_open(tasks: &[Value]) -> Vec<Value> {

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 
-use crate::cli::answers::{elements, last_rows, text};
+use crate::cli::answers::{LastRows, LastRowsArgs, elements, text};
 use crate::cli::items;
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
 use crate::cli::resolve::{self, IdKind};
@@ -14,9 +14,8 @@ use crate::exit::Exit;
 pub(in crate::cli) struct TasksShowArgs {
     /// The task: T4, SESSION/T4, or its id or a part of it.
     task: String,
-    /// How many items to print, counted from the last.
-    #[arg(long, value_name = "COUNT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
-    limit: u32,
+    #[command(flatten)]
+    last: LastRowsArgs,
     /// Print every item, also hidden ones. Needs `operator` and is audited.
     #[arg(long = "show-hidden")]
     hidden: bool,
@@ -26,8 +25,12 @@ impl TasksShowArgs {
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let found = resolve::one_of(client, &self.task, &[IdKind::Task]).await?;
         let path = format!("/v1/tasks/{}", found.id);
-        let range = (self.limit, self.hidden);
-        let (mut task, history, has_earlier) = last_rows(client, &path, "history", range).await?;
+        let last = self.last.fetch(client, (&path, "history"), self.hidden);
+        let LastRows {
+            answer: mut task,
+            rows: history,
+            earlier,
+        } = last.await?;
         if output.json {
             task["history"] = history.into();
             return output.json(&task);
@@ -47,8 +50,8 @@ impl TasksShowArgs {
                 output.note("\nAll items are hidden; operators see them with: --show-hidden");
             }
         }
-        if has_earlier {
-            output.note("There are earlier items: --limit COUNT");
+        if let Some(flag) = earlier {
+            output.note(&format!("There are earlier items: {flag}"));
         }
         Ok(Exit::Done)
     }
