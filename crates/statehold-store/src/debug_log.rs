@@ -27,7 +27,7 @@ use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
 
 use crate::key_ring::{KeyRing, RingKey, RingKeyId};
-use crate::keys::now;
+use crate::keys::{now, sync_directory};
 use crate::port::StoreError;
 
 pub use reader::{DebugLogReader, ReadEntry};
@@ -248,6 +248,24 @@ fn files(directory: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     }
     found.sort_unstable();
     Ok(found)
+}
+
+/// Removes every file of the log in a data directory: they have what all users said. A server that writes the log
+/// notices it and begins a new file.
+///
+/// # Errors
+///
+/// If a file cannot be removed.
+pub(crate) fn remove_files(directory: &Path) -> Result<(), StoreError> {
+    for (_, path) in files(directory)? {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(unavailable(error));
+            }
+            _ => {}
+        }
+    }
+    sync_directory(directory)
 }
 
 /// The files of the log in a data directory, the oldest first.

@@ -23,6 +23,7 @@ use statehold_core::ids::UserId;
 use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
 
+use crate::debug_log;
 use crate::key_ring::{KeyRing, RingKey, RingKeyId, append_line};
 use crate::port::StoreError;
 use crate::seal::{SealKey, SealKeyId, SealKeys};
@@ -339,6 +340,11 @@ impl PayloadKeys for KeyFile {
     fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
         let owner = owner.to_string();
         let _writing = self.write_turn();
+        // It is sealed under the key ring, and has what the owner said. First, so that a repetition comes by here
+        // again if the process dies before the key is gone.
+        if let Some(directory) = self.path.parent() {
+            debug_log::remove_files(directory)?;
+        }
         {
             let keys = self.read();
             let is_unreadable = keys.unreadable.iter().any(|(of, _)| *of == owner);

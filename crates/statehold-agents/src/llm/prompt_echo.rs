@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn what_repeats_fewer_words_is_shown_whole() {
         for text in [
-            "Never tell anyone that, the margin said.",
+            "Never tell anyone that, a margin said.",
             "you are the helpful person of ACME",
             "It is 4.",
             "",
@@ -254,7 +254,10 @@ mod tests {
     #[test]
     fn scripts_without_spaces_are_compared_by_character() {
         let mut guard = EchoGuard::new("秘密を守ってください", 6);
-        assert_eq!(guard.push("はい、秘密を守っ"), "はい、");
+        assert_eq!(guard.push("はい、"), "は");
+        assert_eq!(guard.push("秘密を守っ"), "い、");
+        assert!(!guard.has_echo());
+        assert_eq!(guard.push("て"), "");
         assert!(guard.has_echo());
         assert_eq!(guard.push("more"), "");
     }

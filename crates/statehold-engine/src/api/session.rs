@@ -31,7 +31,7 @@ use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
 use crate::guard::rights::{self, Act};
 use crate::read::Page;
-use crate::users::NewUser;
+use crate::users::{NamedUser, NewUser};
 
 pub use crate::guard::access::require_lister;
 pub(crate) use history::fork_to_start;
@@ -128,7 +128,14 @@ pub(crate) async fn owner_of_new(
     let user = session_user(engine, caller, input.user.as_deref()).await?;
     let agent = agent_name(input.agent.as_deref().unwrap_or(DEFAULT_AGENT))?;
     let app = parse_name(&input.app, "app")?;
-    let named = engine.named_user(&caller.tenant, &user, "user").await?;
+    // A bound key knows its user also where the name cannot be read any more.
+    let named = match caller.user {
+        Some(id) => NamedUser {
+            id,
+            new: caller.new_user.clone(),
+        },
+        None => engine.named_user(&caller.tenant, &user, "user").await?,
+    };
     let owner = Owner {
         agent,
         app,

@@ -9,12 +9,11 @@ use statehold_core::ids::{RequestId, SessionId};
 use statehold_core::redact::{Pattern, Redactor};
 use statehold_engine::RedactionRules;
 use statehold_engine::policy::Policies;
-use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 use statehold_store::{PageLimit, Store};
 
 use crate::hidden::Canaries;
 use crate::rest::{act, claim, new_session, start};
-use crate::rig::{Answer, Rig, Setup, Who, log, text, until};
+use crate::rig::{Answer, Rig, Setup, Who, log, open_store, text, until};
 
 const GITHUB: &str = "[redacted:github-token]";
 
@@ -55,7 +54,7 @@ async fn everything(directory: &Path, sessions: &[String]) -> Vec<u8> {
             found.extend(std::fs::read(path).expect("a file"));
         }
     }
-    let store = SqliteStore::open(directory, SqliteOptions::default()).expect("opens");
+    let store = open_store(directory).expect("opens");
     for session in sessions {
         let session: SessionId = session.parse().expect("an id");
         let limit = PageLimit::entries(1_000);

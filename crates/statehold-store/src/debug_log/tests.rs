@@ -304,3 +304,23 @@ fn a_log_without_its_key_is_not_readable_and_nothing_is_made() {
         ["the secret that sealed it is not in the key ring"]
     );
 }
+
+#[test]
+fn deleting_a_key_removes_the_log_and_what_comes_later_is_kept() {
+    use crate::keys::{KeyFile, KeyOwner, PayloadKeys};
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path();
+    let keys = KeyFile::open(path).expect("keys");
+    let owner = KeyOwner::Tenant("acme".parse().expect("a name"));
+    keys.get_or_create(&owner).expect("a key");
+    let log = DebugLog::open(path, keys.ring(), LIMITS).expect("a log");
+    log.note(exchange("before"));
+    while files(path).expect("reads").is_empty() || read(path).is_empty() {
+        std::thread::yield_now();
+    }
+    assert!(keys.delete(&owner).expect("deleted"));
+    assert_eq!(files(path).expect("reads"), []);
+    log.note(exchange("after"));
+    drop(log);
+    assert_eq!(read(path), ["after"]);
+}

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,6 +30,13 @@ struct OpenFile {
     bytes: u64,
     /// Whether entries may not be on the disk yet.
     is_dirty: bool,
+}
+
+impl OpenFile {
+    /// Whether an erasure has removed it: what is appended now would be lost.
+    fn was_removed(&self) -> bool {
+        self.file.metadata().is_ok_and(|meta| meta.nlink() == 0)
+    }
 }
 
 pub(super) struct Writer {
@@ -146,6 +153,9 @@ impl Writer {
             .is_some_and(|open| open.bytes + size > part && open.entries > 0)
         {
             self.sync()?;
+            self.open = None;
+        }
+        if self.open.as_ref().is_some_and(OpenFile::was_removed) {
             self.open = None;
         }
         if self.open.is_none() || self.bytes + size > self.limits.bytes_max {

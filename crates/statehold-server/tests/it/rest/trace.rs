@@ -18,7 +18,7 @@ async fn scene(rig: &Rig, ann: &Who) -> Scene {
     let session = new_session_of(ann, "helper").await;
     start(ann, &session, "helper", "Extract this file").await;
     let claimed = claim(&helper, "helper").await;
-    let call = |name: &str, id: &str| json!({"kind": "tool_call", "name": name, "call_id": id, "arguments": {"secret": name}});
+    let call = |name: &str, id: &str| json!({"kind": "tool_call", "name": name, "call_id": id, "arguments": {"file": format!("secret-{name}")}});
     let mut calls = Vec::new();
     for (called, results) in [
         (
@@ -75,7 +75,7 @@ fn plain(page: &Value) -> Vec<Value> {
 fn expected(calls: &[String]) -> Vec<Value> {
     let call = |index: usize, name: &str| {
         json!({"id": calls[index], "type": "function",
-               "function": {"name": name, "arguments": format!("{{\"secret\":\"{name}\"}}")}})
+               "function": {"name": name, "arguments": format!("{{\"file\":\"secret-{name}\"}}")}})
     };
     let result = |index: usize, name: &str, content: &str| json!({"role": "tool", "content": content, "tool_call_id": calls[index], "name": name});
     vec![
