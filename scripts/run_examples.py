@@ -242,7 +242,8 @@ def check_credentials():
         chain.write(server.run("check", "--data", server.data, "--print-chain", root["session_id"]))
     assert len(server.heard) > 20 and os.path.getsize(server.log) > 2_000
     server_heard, server.heard = server.heard, []
-    assert secrets_in(server, ["do it"]) != [], "what was said is found on the disk"
+    assert secrets_in(server, ["default"]) != [], "what is not secret is found on the disk"
+    assert secrets_in(server, ["do it"]) == [], "what was said is encrypted on the disk"
     server.heard = server_heard
     assert secrets_in(server, [*canaries.values(), service]) == [], "in the data, the backup, the log or an answer"
     say("credentials reach the worker by claim, are gone after a pause and a kill -9, and are nowhere else")

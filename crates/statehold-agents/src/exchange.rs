@@ -17,6 +17,9 @@ tokio::task_local! {
     static RECORDER: Option<Recorder>;
 }
 
+/// The longest word that a cut leaves out, in bytes.
+const WORD_BYTES_MAX: usize = 4 * 1024;
+
 /// Where the exchanges of one turn go.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder {
@@ -141,7 +144,7 @@ impl Drop for OpenExchange {
     fn drop(&mut self) {
         let redactor = SecretRedactor::new(self.secrets.iter().map(String::as_str));
         let body = |bytes: &[u8], left_out: u64| {
-            let kept = &bytes[..bytes.len().min(BODY_BYTES_MAX)];
+            let kept = whole_words(bytes);
             let text = redactor.redact(String::from_utf8_lossy(kept).into_owned());
             DebugBody {
                 text: without_keys(text),
@@ -167,6 +170,16 @@ impl Drop for OpenExchange {
     }
 }
 
+/// The beginning of a body, without the word that its cut would go through: half a secret is not known as one.
+fn whole_words(bytes: &[u8]) -> &[u8] {
+    if bytes.len() <= BODY_BYTES_MAX {
+        return bytes;
+    }
+    let last = &bytes[BODY_BYTES_MAX - WORD_BYTES_MAX..BODY_BYTES_MAX];
+    let word = last.iter().rev().take_while(|byte| byte.is_ascii_graphic());
+    &bytes[..BODY_BYTES_MAX - word.count()]
+}
+
 /// Keys and tokens of this server, wherever they stand in a text.
 fn without_keys(text: String) -> String {
     const PREFIXES: [&str; 2] = ["shk_", "sht_"];
@@ -174,21 +187,19 @@ fn without_keys(text: String) -> String {
         return text;
     }
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text.as_str();
-    loop {
-        let next = PREFIXES.iter().filter_map(|prefix| rest.find(prefix)).min();
-        let Some(at) = next else {
-            out.push_str(rest);
-            return out;
-        };
-        let (before, key) = rest.split_at(at);
+    let (mut out, mut copied) = (String::with_capacity(text.len()), 0);
+    for (at, _) in text.match_indices("sh") {
+        let key = &text[at..];
+        if at < copied || !PREFIXES.iter().any(|prefix| key.starts_with(prefix)) {
+            continue;
+        }
         let end = key.find(|c| !is_part(c)).unwrap_or(key.len());
-        out.push_str(before);
-        out.push_str(&key[..4]);
+        out.push_str(&text[copied..at + 4]);
         out.push('…');
-        rest = &key[end..];
+        copied = at + end;
     }
+    out.push_str(&text[copied..]);
+    out
 }
 
 #[cfg(test)]

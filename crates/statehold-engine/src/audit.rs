@@ -119,6 +119,15 @@ impl Engine {
     ) -> Result<TenantHead, EngineError> {
         let inner = self.inner();
         let mut streams = inner.audit.streams.lock().await;
+        // Under the lock, so that the erasure finds every key that was made before.
+        if let Some(TenantChange::Key(key)) = &change
+            && key.revoked_at.is_none()
+            && key
+                .user
+                .is_some_and(|user| !inner.users.takes_commits_of(user))
+        {
+            return Err(EngineError::UserErased);
+        }
         let before = inner.store.tenant_head(tenant.clone()).await?;
         let record = make(&before, inner.clock.now());
         let head = record.head();

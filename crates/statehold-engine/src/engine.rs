@@ -331,6 +331,11 @@ impl Engine {
         if let Some(key) = self.new_payload_key(&owner) {
             return Ok(key);
         }
+        if let KeyOwner::User(user) = owner
+            && !self.inner.users.takes_commits_of(user)
+        {
+            return Err(EngineError::UserErased);
+        }
         // A new key is written to disk before it is used.
         let keys = Arc::clone(&self.inner.payload_keys);
         let made = tokio::task::spawn_blocking(move || keys.get_or_create(&owner)).await;

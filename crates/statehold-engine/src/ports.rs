@@ -1,6 +1,6 @@
 //! Ports of the engine besides the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -89,6 +89,8 @@ impl Clock for OffsetClock {
 #[derive(Debug)]
 pub struct MemoryKeys {
     keys: Lock<BTreeMap<KeyOwner, PayloadKey>>,
+    /// Owners who get no new key, because theirs was deleted.
+    deleted: Lock<BTreeSet<KeyOwner>>,
     ring: Arc<KeyRing>,
 }
 
@@ -96,6 +98,7 @@ impl Default for MemoryKeys {
     fn default() -> Self {
         Self {
             keys: Lock::default(),
+            deleted: Lock::default(),
             ring: Arc::new(KeyRing::in_memory().expect("the system has a random source")),
         }
     }
@@ -136,11 +139,16 @@ impl PayloadKeys for MemoryKeys {
     }
 
     fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
+        self.deleted.lock().insert(owner.clone());
         Ok(self.keys.lock().remove(owner).is_some())
     }
 
     fn keep(&self, owner: &KeyOwner, fresh: &UserKey) -> Result<PayloadKey, StoreError> {
         let mut keys = self.keys.lock();
+        if !keys.contains_key(owner) && self.deleted.lock().contains(owner) {
+            let why = format!("the key of {owner} was deleted");
+            return Err(StoreError::Unavailable(why.into()));
+        }
         let kept = keys.entry(owner.clone());
         Ok(kept.or_insert_with(|| fresh.key().clone()).clone())
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use statehold_core::command::{Command, Rejection, StatePatch};
 use statehold_core::ids::{IdMint, RequestId, SessionId, Shard, UserId};
-use statehold_core::limits::COMMAND_KEYS_MAX;
+use statehold_core::limits::{COMMAND_KEYS_MAX, PAYLOAD_BYTES_MAX};
 use statehold_core::name::Name;
 use statehold_core::scope::Scope;
 use statehold_core::session::{Owner, STATE_KEEPER};
@@ -31,8 +31,8 @@ use crate::error::EngineError;
 use crate::guard::access::{require_admin, require_any};
 use crate::users::NamedUser;
 
-/// How many bytes of values one page reads of a user who is erased.
-const ERASED_PAGE_BYTES: u64 = 8 * 1024 * 1024;
+/// How many bytes of values one page reads of a user who is erased: one value of any length, with its key.
+const ERASED_PAGE_BYTES: u64 = PAYLOAD_BYTES_MAX as u64 + 4_096;
 
 /// Fails unless the caller may write the values of an app, or of a user in an app.
 pub(crate) fn require_shared_writer(
@@ -166,7 +166,7 @@ impl Engine {
             }
             let (session, found) = self.find_keeper(&caller.tenant, app, Some(user)).await?;
             let mut write = SessionWrite::new(self, &call, session);
-            write.authority = Authority::Server;
+            write.authority = Authority::Eraser;
             if found.is_none() {
                 self.create_keeper(&write, &owner).await?;
             }
@@ -181,7 +181,7 @@ impl Engine {
         let (session, found) = self.find_keeper(&caller.tenant, app, Some(user)).await?;
         if found.is_some() {
             let mut write = SessionWrite::new(self, &call, session);
-            write.authority = Authority::Server;
+            write.authority = Authority::Eraser;
             write.commit_unseen(&Command::DeleteSession).await?;
         }
         Ok(())
@@ -195,7 +195,10 @@ impl Engine {
         let call = Call::by(write.call.caller.clone());
         let mut creation = SessionWrite {
             call: &call,
-            authority: Authority::Server,
+            authority: match write.authority {
+                Authority::Eraser => Authority::Eraser,
+                _ => Authority::Server,
+            },
             ..write.clone()
         };
         let command = create_command(

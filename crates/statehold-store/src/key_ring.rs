@@ -15,7 +15,7 @@ use hkdf::Hkdf;
 use sha2::Sha256;
 use statehold_core::time::Timestamp;
 
-use crate::keys::{now, require_private, sync_directory};
+use crate::keys::{KeyFile, now, require_private, sync_directory};
 use crate::port::StoreError;
 
 /// Names a secret of the ring.
@@ -126,6 +126,9 @@ impl KeyRing {
     /// The name of the file in the data directory.
     pub const NAME: &'static str = "key-ring";
 
+    /// The length of a line without its line feed: id, secret, and the time in microseconds.
+    const LINE_BYTES: usize = 8 + 1 + 64 + 1 + 16;
+
     /// How many secrets a ring may have: one a day for eleven years. Opening what callers carry looks for its secret
     /// among all of them.
     pub const SECRETS_MAX: usize = 4_096;
@@ -148,10 +151,24 @@ impl KeyRing {
         require_private(&file, Self::NAME)?;
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(unavailable)?;
-        // A crash can cut the last line; nothing was sealed under its secret.
-        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        let mut whole = text.rfind('\n').map_or(0, |end| end + 1);
         if whole < text.len() {
-            file.set_len(whole as u64).map_err(unavailable)?;
+            if text[whole..].len() >= Self::LINE_BYTES && RingKey::parse(&text[whole..]).is_some() {
+                // A copy that lost its last line feed.
+                file.write_all(b"\n").map_err(unavailable)?;
+                text.push('\n');
+                whole = text.len();
+            } else if whole == 0
+                && std::fs::metadata(directory.join(KeyFile::NAME)).is_ok_and(|keys| keys.len() > 0)
+            {
+                let file = path.display();
+                return Err(StoreError::Unusable(format!(
+                    "the key ring {file} is cut; put a copy of it back, or move it away to begin without what it sealed"
+                )));
+            } else {
+                // A crash can cut the last line; nothing was sealed under its secret.
+                file.set_len(whole as u64).map_err(unavailable)?;
+            }
             file.sync_all().map_err(unavailable)?;
         }
         let keys = parse_lines(&path, &text[..whole])?;
@@ -236,16 +253,19 @@ impl KeyRing {
     /// If it cannot be stored, or the ring is full.
     pub fn rotate(&self) -> Result<RingKeyId, StoreError> {
         let fresh = RingKey::fresh()?;
-        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         if keys.len() >= Self::SECRETS_MAX {
             let most = Self::SECRETS_MAX;
             return Err(StoreError::Unusable(format!(
                 "the key ring has its {most} secrets; it cannot be rotated again"
             )));
         }
+        drop(keys);
+        // Not under the lock: readers never wait for the disk.
         if let Some(path) = &self.path {
             append_line(path, &fresh.line())?;
         }
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         keys.push(fresh.clone());
         Ok(fresh.id)
     }
@@ -309,7 +329,7 @@ mod tests {
         let path = directory.path().join(KeyRing::NAME);
         let first = KeyRing::open(directory.path()).expect("opens").newest().id;
         let whole = std::fs::read(&path).expect("reads");
-        for end in 1..whole.len() {
+        for end in 1..whole.len() - 1 {
             std::fs::write(&path, [&whole[..], &whole[..end]].concat()).expect("writes");
             let ring = KeyRing::open(directory.path()).expect("a cut line is no damage");
             assert_eq!(ring.all().len(), 1, "cut at {end}");
@@ -318,6 +338,25 @@ mod tests {
         std::fs::write(&path, [b"damage\n", &whole[..]].concat()).expect("writes");
         let refused = KeyRing::open(directory.path()).expect_err("damage is refused");
         assert!(refused.to_string().contains("line 1"), "{refused}");
+    }
+
+    #[test]
+    fn a_copy_that_lost_its_last_line_feed_is_whole_and_a_cut_one_beside_keys_is_kept() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(KeyRing::NAME);
+        let id = KeyRing::open(directory.path()).expect("opens").newest().id;
+        let whole = std::fs::read(&path).expect("reads");
+        std::fs::write(&path, whole.trim_ascii_end()).expect("writes");
+        let ring = KeyRing::open(directory.path()).expect("it is whole");
+        assert_eq!((ring.newest().id, ring.all().len()), (id, 1));
+        assert_eq!(std::fs::read(&path).expect("reads"), whole);
+        std::fs::write(directory.path().join(KeyFile::NAME), "a key\n").expect("writes");
+        for end in [1, 20, whole.len() - 2] {
+            std::fs::write(&path, &whole[..end]).expect("writes");
+            let refused = KeyRing::open(directory.path()).expect_err("refused");
+            assert!(refused.to_string().contains("is cut"), "{refused}");
+            assert_eq!(std::fs::read(&path).expect("reads"), &whole[..end]);
+        }
     }
 
     #[test]

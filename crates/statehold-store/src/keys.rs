@@ -8,7 +8,7 @@
 //! 1970. Payloads older than that time were digested under a deleted key. A line that the key ring cannot open
 //! stays in the file: who puts the ring back has the key back.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -162,6 +162,9 @@ struct Keys {
     by_seal: HashMap<SealKeyId, Arc<SealKey>>,
     /// Lines that the key ring cannot open, by owner.
     unreadable: Vec<(String, String)>,
+    /// Owners whose keys were deleted since the file was opened. They get no new one: a call in progress would bring
+    /// back what was erased.
+    deleted: HashSet<String>,
 }
 
 impl Keys {
@@ -201,10 +204,17 @@ impl KeyFile {
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(unavailable)?;
         let mut keys = Keys::default();
-        // The file is appended to: a crash can cut the last line, whose key was never used.
-        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        // The file is appended to: a crash can cut the last line, whose key was never used. A line that opens is whole,
+        // in a copy that lost its last line feed.
+        let mut whole = text.rfind('\n').map_or(0, |end| end + 1);
         if whole < text.len() {
-            file.set_len(whole as u64).map_err(unavailable)?;
+            if opens(&ring, &text[whole..]) {
+                file.write_all(b"\n").map_err(unavailable)?;
+                text.push('\n');
+                whole = text.len();
+            } else {
+                file.set_len(whole as u64).map_err(unavailable)?;
+            }
             file.sync_all().map_err(unavailable)?;
         }
         for (index, line) in text[..whole].lines().enumerate() {
@@ -340,6 +350,7 @@ impl PayloadKeys for KeyFile {
     fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
         let owner = owner.to_string();
         let _writing = self.write_turn();
+        self.change().deleted.insert(owner.clone());
         // It is sealed under the key ring, and has what the owner said. First, so that a repetition comes by here
         // again if the process dies before the key is gone.
         if let Some(directory) = self.path.parent() {
@@ -364,9 +375,16 @@ impl PayloadKeys for KeyFile {
     fn keep(&self, owner: &KeyOwner, fresh: &UserKey) -> Result<PayloadKey, StoreError> {
         let owner = owner.to_string();
         let _writing = self.write_turn();
-        if let Some(kept) = self.read().newest(&owner) {
+        let keys = self.read();
+        if let Some(kept) = keys.newest(&owner) {
             return Ok(kept.key.clone());
         }
+        if keys.deleted.contains(&owner) {
+            return Err(StoreError::Unavailable(
+                format!("the key of {owner} was deleted").into(),
+            ));
+        }
+        drop(keys);
         append_line(&self.path, &line(&self.ring.newest(), &owner, fresh)?)?;
         self.change().insert(owner, fresh.clone());
         Ok(fresh.key.clone())
@@ -392,6 +410,15 @@ fn line(by: &RingKey, owner: &str, kept: &UserKey) -> Result<String, StoreError>
     let sealed = sealed.expect("a key can always be encrypted");
     let (nonce, sealed) = (HEXLOWER.encode(&nonce), HEXLOWER.encode(&sealed));
     Ok(format!("{owner} {}:{nonce}{sealed} {since}\n", by.id))
+}
+
+/// Whether a line has a key that the ring opens.
+fn opens(ring: &KeyRing, line: &str) -> bool {
+    let Some((owner, wrapped, since)) = split_line(line) else {
+        return false;
+    };
+    let by = ring.get(wrapped.by);
+    by.is_some_and(|by| unwrap(&by, owner, &wrapped, since).is_some())
 }
 
 fn split_line(line: &str) -> Option<(&str, WrappedKey, Timestamp)> {

@@ -91,7 +91,7 @@ fn damage_ends_with_code_ten_and_a_place() {
     check(
         &["backup", "--data", data, text(&copy)],
         0,
-        &["copy.db", "user-keys"],
+        &["copy.db", "key-ring", "user-keys"],
     );
     check(
         &["backup", "--data", data, text(&copy)],
@@ -161,7 +161,11 @@ fn a_backup_is_restored_once() {
     let copy = directory.path().join("copy.db");
     check(&["backup", "--data", text(&from), text(&copy)], 0, &[]);
     let restore = ["restore", text(&copy), "--data", text(&to)];
-    check(&restore, 0, &["user-keys", "statehold check --data"]);
+    check(
+        &restore,
+        0,
+        &["key-ring", "user-keys", "statehold check --data"],
+    );
     check(
         &["check", "--data", text(&to)],
         0,

@@ -11,6 +11,9 @@ pub(super) const NESTED_MAX: usize = 3;
 /// The deepest nesting of values that is read. Callers send less.
 const DEPTH_MAX: usize = 256;
 
+/// The longest path of a finding, in bytes.
+const PATH_BYTES_MAX: usize = 1_024;
+
 /// Where schemas describe values by their names.
 const SCHEMAS: [&str; 5] = [
     "/properties",
@@ -289,7 +292,7 @@ impl<'a> Walk<'a> {
         for rule in rules {
             if self.findings.len() < FINDINGS_MAX {
                 self.findings.push(Finding {
-                    path: self.path.clone(),
+                    path: short_path(&self.path),
                     rule,
                 });
             }
@@ -324,6 +327,14 @@ impl<'a> Walk<'a> {
             Ok(Cow::Borrowed(&self.json[begin + 1..self.at - 1]))
         }
     }
+}
+
+/// A path as a finding has it: a key may be megabytes long, and each of many findings repeats it.
+fn short_path(path: &str) -> String {
+    if path.len() <= PATH_BYTES_MAX {
+        return path.to_owned();
+    }
+    format!("{}…", &path[..path.floor_char_boundary(PATH_BYTES_MAX)])
 }
 
 fn push_step(path: &mut String, step: &str) {

@@ -134,7 +134,17 @@ pub(super) const RULES: &[Rule] = &[
         shape: Shape::Behind(&[Run(Base64, 40, 40)]),
         ..mixed(
             "aws-secret-key",
-            &["aws_secret_access_key=", "aws_secret_access_key = "],
+            &[
+                "aws_secret_access_key=",
+                "aws_secret_access_key = ",
+                "aws_secret_access_key: ",
+                "aws_secret_access_key=\"",
+                "aws_secret_access_key='",
+                "AWS_SECRET_ACCESS_KEY=",
+                "AWS_SECRET_ACCESS_KEY=\"",
+                "AWS_SECRET_ACCESS_KEY='",
+                "AWS_SECRET_ACCESS_KEY: ",
+            ],
             &[],
         )
     },
@@ -389,7 +399,7 @@ pub(super) const RULES: &[Rule] = &[
     ),
     mixed("contentful-token", &["CFPAT-"], &[Run(Url, 43, 43)]),
     mixed("prefect-key", &["pnu_", "pnb_"], &[Run(Alnum, 36, 36)]),
-    mixed("statehold-key", &["shk_"], &[Run(Url, 16, 128)]),
+    mixed("statehold-key", &["shk_", "sht_"], &[Run(Url, 16, MANY)]),
     // Forms that no vendor owns.
     shaped("private-key", &["-----BEGIN "], Shape::Pem),
     mixed(
@@ -490,8 +500,31 @@ const SECRET_KEYS: &[&str] = &[
     "webhooksecret",
     "xapikey",
 ];
-/// The longest of them, with room for separators, in bytes.
-const SECRET_KEY_BYTES_MAX: usize = 40;
+/// Ends of keys whose values are secrets, in the same form: `SMTP_PASSWORD`, `stripeSecretKey`.
+const SECRET_KEY_ENDS: &[&str] = &[
+    "accesskey",
+    "accesstoken",
+    "apikey",
+    "apisecret",
+    "authtoken",
+    "bottoken",
+    "clientsecret",
+    "jwtsecret",
+    "passphrase",
+    "passwd",
+    "password",
+    "privatekey",
+    "refreshtoken",
+    "secretaccesskey",
+    "secretkey",
+    "secretstring",
+];
+/// Beginnings of keys that say something about a secret and have none.
+const ABOUT_SECRETS: &[&str] = &[
+    "can", "forgot", "has", "hide", "is", "no", "requires", "reset", "show", "uses",
+];
+/// The longest key that is looked at, with room for separators, in bytes.
+const SECRET_KEY_BYTES_MAX: usize = 64;
 
 /// Whether a key of a JSON object names a secret. Case and separators do not count.
 pub(super) fn names_secret(key: &str) -> bool {
@@ -506,6 +539,12 @@ pub(super) fn names_secret(key: &str) -> bool {
     }
     let plain = &plain[..length];
     SECRET_KEYS.iter().any(|known| known.as_bytes() == plain)
+        || SECRET_KEY_ENDS
+            .iter()
+            .any(|end| plain.ends_with(end.as_bytes()))
+            && !ABOUT_SECRETS
+                .iter()
+                .any(|begin| plain.starts_with(begin.as_bytes()))
 }
 
 /// The anchors of all rules, and the rules of each.

@@ -190,13 +190,24 @@ impl Scan<'_> {
         let label_end = find_bytes(label, b"-----")?;
         find_bytes(&label[..label_end], b"PRIVATE KEY")?;
         let body = end + label_end;
-        let stop = find_bytes(&self.text[body..], b"-----END ").map(|at| body + at + 9);
-        let Some(stop) = stop else {
-            return Some(start..self.text.len());
-        };
-        let tail = &self.text[stop..self.text.len().min(stop + LABEL_BYTES_MAX + 5)];
-        let tail_end = find_bytes(tail, b"-----").map_or(tail.len(), |at| at + 5);
-        Some(start..stop + tail_end)
+        let end = self.pem_end(body + 5);
+        Some(start..end.unwrap_or(self.text.len()))
+    }
+
+    /// Behind the end label of a private key. One of another kind does not end it.
+    fn pem_end(&self, from: usize) -> Option<usize> {
+        let near = self.text.get(from..)?;
+        let mut at = 0;
+        while let Some(found) = find_bytes(&near[at..], b"-----END ") {
+            let label = at + found + 9;
+            let rest = &near[label..near.len().min(label + LABEL_BYTES_MAX)];
+            let end = find_bytes(rest, b"-----").unwrap_or(rest.len());
+            if find_bytes(&rest[..end], b"PRIVATE KEY").is_some() {
+                return Some((from + label + end + 5).min(self.text.len()));
+            }
+            at = label;
+        }
+        None
     }
 
     /// The password of an authority that begins at `from`.
@@ -232,9 +243,12 @@ impl Scan<'_> {
             }
             _ => false,
         };
+        if !is_pair {
+            return None;
+        }
         let length = self.run(Set::Value, end, AUTHORITY_BYTES_MAX);
         let value = end..end + length;
-        (is_pair && self.is_value(&value)).then_some(value)
+        self.is_value(&value).then_some(value)
     }
 
     /// The value of a variable whose name ends at `end` with `=`, if a line begins with the name.
@@ -246,12 +260,22 @@ impl Scan<'_> {
         let is_name = |byte: &&u8| Set::Upper.has(**byte) || **byte == b'_';
         let name = bytes.take_while(is_name).count();
         let before = &self.text[..start - name];
-        let begins = before.is_empty() || before.ends_with(b"\n") || before.ends_with(b"export ");
+        // Before the value is walked: a text may be full of anchors.
+        if !before.is_empty() && !before.ends_with(b"\n") && !before.ends_with(b"export ") {
+            return None;
+        }
         let quote = usize::from(self.text.get(end).is_some_and(|byte| b"\"'".contains(byte)));
         let from = end + quote;
         let length = self.run(Set::Value, from, VARIABLE_BYTES_MAX);
         let value = from..from + length;
-        (begins && length >= 6 && self.is_value(&value)).then_some(value)
+        let text = &self.text[value.clone()];
+        let is_code = quote == 0
+            && (text.iter().any(|byte| b"([".contains(byte))
+                || text.contains(&b'.')
+                    && text
+                        .iter()
+                        .all(|byte| byte.is_ascii_alphabetic() || b"._".contains(byte)));
+        (length >= 6 && !is_code && self.is_value(&value)).then_some(value)
     }
 
     /// Whether a value is one, and not the place for one: `${PASSWORD}`, `<password>`, `%s`, `***`, `…`, or redacted.

@@ -22,6 +22,9 @@ pub struct TextStream {
     has_begun: bool,
     /// Whether the text is JSON, or has a secret that is too long: it is shown when it is whole.
     is_stopped: bool,
+    /// The length of the text at which it is scanned again. While much is held back, it is scanned each time that
+    /// this has grown by an eighth, so that a text in small pieces costs little more than its length.
+    scan_at: usize,
 }
 
 impl TextStream {
@@ -49,12 +52,22 @@ impl TextStream {
         if self.is_stopped {
             return String::new();
         }
+        if self.text.len() < self.scan_at {
+            return String::new();
+        }
         let cut = self.cut();
         let shown = self.show(cut);
+        let held = self.text.len() - self.shown;
+        let more = if held > CONTEXT_BYTES_MAX {
+            held / 8
+        } else {
+            0
+        };
         if self.text.len() - self.shown > HELD_BYTES_MAX {
             self.is_stopped = true;
         }
         self.forget();
+        self.scan_at = self.text.len() + more;
         shown
     }
 

@@ -82,14 +82,16 @@ impl Engine {
         }
         // From here on no call commits anything in the name of the user.
         inner.users.refuse_commits_of(user);
-        let keys_revoked = self.revoke_keys_of(caller, user).await?;
+        let mut keys_revoked = self.revoke_keys_of(caller, user).await?;
         let mut sessions = self.delete_sessions_of(caller, user).await?;
         self.delete_values_of(caller, user).await?;
         let keys = std::sync::Arc::clone(&inner.payload_keys);
         let deleted = tokio::task::spawn_blocking(move || keys.delete(&KeyOwner::User(user))).await;
         deleted.map_err(|_| EngineError::Stopping)??;
-        // Commits that were decided before this began are in the store by now, or were refused without the key.
+        // Commits that were decided before this began are in the store by now, or are refused without the key.
         sessions += self.delete_sessions_of(caller, user).await?;
+        self.delete_values_of(caller, user).await?;
+        keys_revoked += self.revoke_keys_of(caller, user).await?;
         let event = TenantEvent::UserErased { sessions, user };
         let forgotten = TenantChange::UserForgotten(user);
         let entry = self.append_audit(caller, event, Some(forgotten)).await?;
@@ -126,7 +128,7 @@ impl Engine {
             let call = Call::by(caller.clone());
             let deletions = page.iter().map(|found| {
                 let write = SessionWrite {
-                    authority: Authority::Server,
+                    authority: Authority::Eraser,
                     ..SessionWrite::new(self, &call, found.id)
                 };
                 async move { write.commit_unseen(&Command::DeleteSession).await }

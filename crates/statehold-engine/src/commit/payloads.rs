@@ -183,7 +183,20 @@ impl Payloads {
             *length = text.len();
             texts.push(text);
         }
-        let content = serde_json::value::to_raw_value(&texts.join("\n"));
+        let mut whole = texts.join("\n");
+        if let Some(redacted) = redactor.text(&whole) {
+            // A secret that begins in one part and ends in another: the texts become one part.
+            whole = redacted.text;
+            let mut is_first = true;
+            shown.parts.retain_mut(|part| match part {
+                PartBody::Text(length) => {
+                    *length = whole.len();
+                    std::mem::take(&mut is_first)
+                }
+                _ => true,
+            });
+        }
+        let content = serde_json::value::to_raw_value(&whole);
         shown.content = Some(content.expect("a text is JSON"));
     }
 

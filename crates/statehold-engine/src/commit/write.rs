@@ -38,6 +38,8 @@ pub(crate) enum Authority {
     Starter,
     /// The server's own, for timers and keeper sessions.
     Server,
+    /// The server's own, for erasing the owner of the session.
+    Eraser,
 }
 
 /// Serialises the answer to a command from its commit.
@@ -263,7 +265,7 @@ impl<'a> SessionWrite<'a> {
         match self.authority {
             Authority::SharedWriter => Act::WriteShared,
             Authority::Starter => Act::Start,
-            Authority::Caller | Authority::Server => Act::of(command),
+            Authority::Caller | Authority::Server | Authority::Eraser => Act::of(command),
         }
     }
 }
@@ -300,7 +302,7 @@ impl<'a> Submission<'a> {
     /// Refuses a caller without the role that the command needs in any session.
     fn require_role(&self) -> Result<(), EngineError> {
         match self.write.authority {
-            Authority::Server => Ok(()),
+            Authority::Server | Authority::Eraser => Ok(()),
             Authority::Caller | Authority::SharedWriter => {
                 let act = Act::of(self.command);
                 rights::require_command_role(&self.write.call.caller, &act, self.command)

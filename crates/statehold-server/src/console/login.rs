@@ -148,6 +148,7 @@ fn leads_to_page(next: &str) -> bool {
         && next.starts_with("/console/")
         && !next.contains("//")
         && !next.contains("..")
+        && !next.to_ascii_lowercase().contains("%2e")
         && next.bytes().all(is_plain)
 }
 

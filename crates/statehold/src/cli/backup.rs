@@ -25,7 +25,10 @@ impl BackupArgs {
         block_on(store.backup(self.to.clone()))?.context("the backup was not made")?;
         let bytes = std::fs::metadata(&self.to)?.len();
         println!("{}  {bytes} bytes", self.to.display());
-        eprintln!("The backup does not include the key file `user-keys`: copy it separately.");
+        eprintln!(
+            "The backup does not include the key files `key-ring` and `user-keys`. Copy both separately: without \
+             either, nobody can read what was said."
+        );
         eprintln!(
             "Nor does it include `hold-keys`: holds with sealed arguments must be opened again after a restore."
         );

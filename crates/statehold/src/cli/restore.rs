@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use statehold_store::StoreError;
+use statehold_store::key_ring::KeyRing;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::SqliteStore;
 
@@ -43,11 +44,12 @@ impl RestoreArgs {
         let data = cell(&self.data.display().to_string());
         output.line(&data)?;
         output.note(&check::summary(&report));
-        if !self.data.join(KeyFile::NAME).is_file() {
+        if report.unverified > 0 || !self.data.join(KeyFile::NAME).is_file() {
             output.note(&format!(
-                "The key file `{}` is not part of a backup; put your copy into {data} before the \
-                 server starts.\nPayloads are verified only with their keys; then look with: \
+                "The key files `{}` and `{}` are not part of a backup: put your copies of both into {data} \
+                 before the server starts. Without them nobody can read what was said. Then look with: \
                  statehold check --data {data}",
+                KeyRing::NAME,
                 KeyFile::NAME
             ));
         }
