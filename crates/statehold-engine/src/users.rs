@@ -342,15 +342,13 @@ fn require_user_name(name: &str, field: &str) -> Result<(), EngineError> {
     let is_plain = !name.is_empty()
         && name.len() <= USER_BYTES_MAX
         && name.trim() == name
-        // A name that looks like a pseudonym would stand where a pseudonym stands whose name is gone.
-        && name.parse::<UserId>().is_err()
         && !name.chars().any(is_deceptive);
     if is_plain {
         Ok(())
     } else {
         Err(EngineError::Invalid(format!(
             "`{field}` is 1 to 256 bytes of text without control or invisible characters, and does \
-             not begin or end with a space; and is no pseudonym (`usr_…`)"
+             not begin or end with a space"
         )))
     }
 }

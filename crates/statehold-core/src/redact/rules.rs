@@ -538,13 +538,14 @@ pub(super) fn names_secret(key: &str) -> bool {
         length += 1;
     }
     let plain = &plain[..length];
-    SECRET_KEYS.iter().any(|known| known.as_bytes() == plain)
-        || SECRET_KEY_ENDS
-            .iter()
-            .any(|end| plain.ends_with(end.as_bytes()))
-            && !ABOUT_SECRETS
-                .iter()
-                .any(|begin| plain.starts_with(begin.as_bytes()))
+    if SECRET_KEYS.iter().any(|known| known.as_bytes() == plain) {
+        return true;
+    }
+    // A path or a sentence is no name of a secret.
+    let is_name = plain.iter().all(u8::is_ascii_alphanumeric);
+    let ends = |text: &&str| plain.ends_with(text.as_bytes());
+    let begins = |text: &&str| plain.starts_with(text.as_bytes());
+    is_name && SECRET_KEY_ENDS.iter().any(ends) && !ABOUT_SECRETS.iter().any(begins)
 }
 
 /// The anchors of all rules, and the rules of each.
