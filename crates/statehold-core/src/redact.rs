@@ -69,7 +69,7 @@ pub struct Finding {
 pub struct Redacted {
     /// The text.
     pub text: String,
-    /// What was redacted: at least one, and the first so many.
+    /// The redacted places: at least one, and the first so many.
     pub findings: Vec<Finding>,
 }
 
@@ -199,7 +199,7 @@ pub fn names_secret(key: &str) -> bool {
     rules::names_secret(key)
 }
 
-/// What stands in the place of a secret.
+/// The placeholder of a secret.
 pub fn placeholder(rule: &str) -> String {
     format!("{PLACEHOLDER_BEGIN}:{rule}]")
 }

@@ -195,7 +195,7 @@ impl Engine {
             value,
             mut redactions,
         } = preview(&args, &policy.rules(), &policies.redaction.redactor);
-        // What the store has of the arguments may lack secrets already.
+        // The stored arguments may lack secrets already.
         redactions.extend(item.redactions.into_iter().filter_map(|known| {
             let path = known.path.strip_prefix("/arguments")?.to_owned();
             Some(Redaction { path, ..known })

@@ -100,7 +100,7 @@ struct UserCache {
     names: HashMap<UserId, String>,
     /// Users whom an erasure since the start has begun to erase: nothing is committed in their name any more.
     erasing: HashSet<UserId>,
-    /// Those whose erasure has ended. A call that read the name before must not bring it back.
+    /// Users whose erasure has ended. A call that read the name before must not bring it back.
     erased: HashSet<UserId>,
 }
 

@@ -44,7 +44,7 @@ const SALT: &str = "statehold debug log v1";
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
 /// The longest ciphertext: two bodies, each character of which may take six in JSON.
 const ENTRY_BYTES_MAX: usize = 13 * BODY_BYTES_MAX;
-/// What waits for the thread at most, in exchanges and in bytes.
+/// The longest queue for the thread, in exchanges and in bytes.
 const QUEUE_MAX: usize = 1_024;
 const QUEUE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// How many parts the log is cut into, so that its oldest part can go.
@@ -97,9 +97,9 @@ pub struct DebugExchange {
     pub with: DebugPeer,
     /// The method and the address without its query, or the tool server and the tool.
     pub target: String,
-    /// What was sent.
+    /// The body that was sent.
     pub sent: DebugBody,
-    /// What came back, as far as it came.
+    /// The body that came back, as far as it came.
     pub received: DebugBody,
     /// The HTTP status, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -228,7 +228,7 @@ impl Drop for DebugLog {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        // What waits is written first: it is bounded.
+        // The thread writes the queue first, which is bounded.
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread of the debug log panicked");
         }

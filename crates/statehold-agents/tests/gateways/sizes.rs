@@ -1,4 +1,4 @@
-//! What the state of an agent costs: as a client would carry it in plain messages, and as it is kept here.
+//! The cost of an agent's state: as a client would carry it in plain messages, and as the server keeps it.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ async fn state_that_grows_to_20_kb_is_kept_here_and_sent_by_no_client() -> Outco
         if !CALLS.contains(&turn) {
             continue;
         }
-        // What the agent gets in the next turn is what a client with plain state would send.
+        // The agent gets the same bytes in the next turn as from a client with plain state.
         let next = "And now?";
         let fork = testing::fork(&rig.engine, &rig.local, session).await?;
         rig.turn(fork, "gpa", next).await;

@@ -69,7 +69,7 @@ pub(super) fn redact(
     }))
 }
 
-/// What the key of a value says about it.
+/// Whether the key of a value says that it is secret.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Under {
     Plain,

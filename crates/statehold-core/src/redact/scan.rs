@@ -89,7 +89,7 @@ fn with_patterns(text: &str, patterns: &[Pattern], found: Vec<Found>) -> Vec<Fou
     let mut apart: Vec<Found> = Vec::with_capacity(all.len());
     for next in all {
         match apart.last_mut() {
-            // What overlaps is one secret.
+            // Overlapping matches are one secret.
             Some(last) if next.at.start < last.at.end => last.at.end = last.at.end.max(next.at.end),
             _ => apart.push(next),
         }

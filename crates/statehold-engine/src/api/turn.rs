@@ -308,7 +308,7 @@ pub async fn open_turn_in_recalled_session(
     let payloads = engine.payloads_for(&owner).await;
     let mut payloads = payloads.map_err(|error| (error, None))?;
     payloads.redact_by(engine.redaction_for(&conversation.agent));
-    // What the client repeats is compared with what is stored.
+    // Stored messages are redacted, so the repeated ones are compared in the same form.
     conversation.redact(&payloads);
     let Conversation { agent, message, .. } = &conversation;
     let carrier = call.caller.principal;

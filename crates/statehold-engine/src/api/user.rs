@@ -136,7 +136,7 @@ impl Engine {
             for outcome in join_all(deletions).await {
                 match outcome {
                     Ok(_) => deleted += 1,
-                    // Somebody else deleted it meanwhile. A damaged one takes no commit: its text goes with the key.
+                    // Another call deleted it meanwhile. A damaged session takes no commit: its text goes with the key.
                     Err(EngineError::NotFound | EngineError::Damaged(_)) => {}
                     Err(error) => return Err(error),
                 }

@@ -16,7 +16,7 @@ use crate::bodies::{AttachmentBody, HoldBody, ItemBody, PartBody, Raw, Redaction
 use crate::guard::policy::Policies;
 use crate::guard::redact::{Pattern, RedactionCounts, redact_stored};
 
-/// Members of an item that name something, or hold the opaque state that an agent gave away: they are never redacted.
+/// Members of an item that name something, or tell about its parts: they are never redacted.
 const KEPT_IN_ITEM: [&str; 5] = ["/name", "/call_id", "/event", "/parts", "/redactions"];
 /// The members of steps and notes that hold the opaque state of an agent elsewhere.
 const AGENT_STATE: [&str; 2] = ["/data/state", "/data/result/state"];

@@ -105,7 +105,7 @@ pub struct Policies {
     pub close_on: BTreeMap<Name, CloseOn>,
     /// The rules of state keys.
     pub state: StateRules,
-    /// What is redacted before it is stored.
+    /// The rules of redaction before storing.
     pub redaction: RedactionRules,
 }
 

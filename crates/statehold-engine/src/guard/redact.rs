@@ -24,7 +24,7 @@ const APART_BYTES_MIN: usize = 256 * 1024;
 pub struct RedactionRules {
     /// Whether nothing is redacted, except where an agent says so.
     pub is_off: bool,
-    /// What agents say, by agent.
+    /// The settings of agents, by agent.
     pub agents: BTreeMap<Name, bool>,
     /// The rules with the configured patterns.
     pub redactor: Redactor,

@@ -17,7 +17,7 @@ pub(super) struct ItemLine {
     pub(super) at: String,
     /// Its kind or role: `user`, `assistant`, `tool call`, …
     pub(super) what: String,
-    /// Who: the agent, or the tool.
+    /// The author: the agent, or the tool.
     pub(super) who: String,
     /// A class of the style.
     pub(super) class: &'static str,

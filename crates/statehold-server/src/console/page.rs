@@ -32,11 +32,11 @@ pub(super) struct Frame {
     pub(super) title: String,
     pub(super) style: &'static str,
     pub(super) version: &'static str,
-    /// Who looks at the page. None before a login.
+    /// The viewer of the page. None before a login.
     pub(super) reader: Option<Reader>,
 }
 
-/// Who looks at a page.
+/// The viewer of a page.
 pub(super) struct Reader {
     pub(super) name: String,
     pub(super) roles: String,

@@ -239,7 +239,7 @@ struct ChatOut<'a> {
     /// The ids that the caller keeps the conversation under.
     #[serde(skip_serializing_if = "Option::is_none")]
     client_managed: Option<&'a ClientManagedIds>,
-    /// What the turn did behind its answer, with `x-statehold-debug: 1`.
+    /// The hidden items of the turn, with `x-statehold-debug: 1`.
     #[serde(skip_serializing_if = "Option::is_none")]
     debug: Option<&'a TurnDebug>,
 }

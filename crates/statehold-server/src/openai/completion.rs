@@ -102,7 +102,7 @@ pub(crate) struct StateholdOut {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     earlier: Vec<EarlierAnswer>,
-    /// What the turn did behind its answer, with `x-statehold-debug: 1`.
+    /// The hidden items of the turn, with `x-statehold-debug: 1`.
     #[serde(skip_serializing_if = "Option::is_none")]
     debug: Option<TurnDebug>,
     /// The expired session that the call named: this one began in its place.

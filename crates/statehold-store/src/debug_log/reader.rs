@@ -11,7 +11,7 @@ use super::{DebugEntry, ENTRY_BYTES_MAX, FileHead, HEAD_BYTES, MAGIC, files, non
 use crate::key_ring::KeyRing;
 use crate::port::StoreError;
 
-/// What a reader finds next.
+/// The next find of a reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadEntry {
     /// An entry.

@@ -1,4 +1,4 @@
-//! What the log keeps, what it leaves out, and what a reader makes of a file that is not whole.
+//! The entries that the log keeps and leaves out, and reading a file that is not whole.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;

@@ -131,7 +131,7 @@ impl Writer {
             // The next entry says that this one and those before it are missing.
             self.dropped.fresh.fetch_add(dropped, Ordering::Relaxed);
             self.dropped.add();
-            // What was written in part ends its file.
+            // A partly written entry ends its file.
             self.open = None;
         }
         written

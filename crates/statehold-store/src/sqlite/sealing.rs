@@ -168,13 +168,13 @@ pub(super) fn user_text(keys: &dyn SealKeys, tenant: &Name, user: UserId, name: 
     }
 }
 
-/// What the name of a user is found by.
+/// The bytes by which the name of a user is found.
 pub(super) fn user_lookup(keys: &dyn SealKeys, tenant: &Name, name: &str) -> Vec<u8> {
     let key = keys.key_of(&KeyOwner::Tenant(tenant.clone()));
     lookup(key.as_deref(), LookupKind::UserName, name)
 }
 
-/// What the name of a session is found by.
+/// The bytes by which the name of a session is found.
 pub(super) fn name_lookup(keys: &dyn SealKeys, user: UserId, name: &str) -> Vec<u8> {
     let key = keys.key_of(&KeyOwner::User(user));
     lookup(key.as_deref(), LookupKind::SessionName, name)

@@ -9,13 +9,13 @@ use statehold_engine::RedactionRules;
 
 use super::AgentConfig;
 
-/// What is redacted before it is stored.
+/// The rules of redaction before storing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RedactionConfig {
     /// Whether secrets are redacted, unless an agent says otherwise.
     pub(super) mode: RedactionMode,
-    /// What is secret besides the rules.
+    /// Patterns of secrets besides the rules.
     pub(super) patterns: SecretPatterns,
 }
 

@@ -1,4 +1,4 @@
-//! What a turn did behind its answer, for callers with the right to read traces: its hidden items, as far as they
+//! The hidden items of a turn, for callers with the right to read traces, as far as they
 //! are small enough to go with the answer.
 
 use std::collections::BTreeSet;

@@ -315,7 +315,7 @@ async fn a_reference_that_does_not_hold_here_never_breaks_a_conversation_and_nev
         let step = json!({"by": "messages", "reference": "unreadable"});
         assert_eq!(found(&scene, &fresh).await, step, "{state}");
     }
-    // What is no reference at all is none: other apps have states of their own.
+    // Any other state is no reference: other apps have states of their own.
     let answers = texts(&scene, &session).await.len();
     for message in &mut window.messages {
         message["custom_content"] = Value::Null;

@@ -242,7 +242,7 @@ async fn an_answer_is_streamed_as_clients_of_the_service_read_it_and_kept_before
     let chunks = &lines[1..lines.len() - 1];
     let mut content = String::new();
     for chunk in chunks {
-        // What the clients of this service look for in each line.
+        // Clients of this service search each line for these words.
         assert!(
             !chunk.contains("[DONE]") && !chunk.contains("conversation_id"),
             "{chunk}"

@@ -280,7 +280,7 @@ async fn a_forged_or_foreign_state_never_reaches_an_agent() {
         json!({"statehold": {"sealed": "FORGED".repeat(100_000)}}),
         foreign["custom_content"]["state"].clone(),
     ];
-    // That of a place in a session is none of an agent.
+    // A reference to a place in a session is no state of an agent.
     states.push(json!({"statehold": {"ref": sealed}}));
     for state in states {
         let mut said = own.clone();

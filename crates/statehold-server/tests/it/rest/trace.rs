@@ -71,7 +71,7 @@ fn plain(page: &Value) -> Vec<Value> {
     plain.collect()
 }
 
-/// What the seed keeps in its state: questions, calls, results, answers.
+/// The content of the seed's state: questions, calls, results, answers.
 fn expected(calls: &[String]) -> Vec<Value> {
     let call = |index: usize, name: &str| {
         json!({"id": calls[index], "type": "function",
