@@ -278,6 +278,53 @@ fn a_private_key_goes_to_its_end_or_to_the_end_of_the_text() {
     assert_eq!(text(&cut).as_deref(), Some("a\n[redacted:private-key]"));
     let public = whole.replace("PRIVATE", "PUBLIC");
     assert_eq!(text(&public), None);
+    // The end of another block does not end it.
+    let other = whole.replace("MIIB", "MIIB\n-----END CERTIFICATE-----");
+    assert_eq!(text(&other), text(&whole));
+}
+
+#[test]
+fn keys_are_secrets_by_the_ends_of_their_names() {
+    for key in [
+        "SMTP_PASSWORD",
+        "adminPassword",
+        "stripe-secret-key",
+        "awsSecretAccessKey",
+    ] {
+        let found = redactor().json(&json!({ key: "x y" }).to_string(), &[]);
+        assert!(found.is_some(), "{key}");
+    }
+    for key in [
+        "is_password",
+        "reset_password",
+        "../../etc/passwd",
+        "token_count",
+        "passwords",
+    ] {
+        let found = redactor().json(&json!({ key: "x y" }).to_string(), &[]);
+        assert_eq!(found, None, "{key}");
+    }
+}
+
+#[test]
+fn a_long_key_is_not_repeated_by_each_finding() {
+    let secrets = vec![["ghp_", "a1B2c3D4e5F6a1B2c3D4e5F6a1B2c3D4e5F6"].concat(); 100];
+    let text = json!({ "k".repeat(100_000): secrets }).to_string();
+    let found = redactor().json(&text, &[]).expect("it has secrets");
+    let bytes: usize = found.findings.iter().map(|found| found.path.len()).sum();
+    assert!(found.findings.len() == 100 && bytes < 110_000, "{bytes}");
+}
+
+#[test]
+fn code_that_reads_a_secret_is_no_secret() {
+    for code in [
+        "TOKEN=get_token()",
+        "DB_PASSWORD=process.env.DB_PASSWORD",
+        "API_KEY=os.environ['K']",
+    ] {
+        assert_eq!(redactor().text(code), None, "{code}");
+    }
+    assert!(redactor().text("DB_PASSWORD=hunter2hunter2").is_some());
 }
 
 #[test]
