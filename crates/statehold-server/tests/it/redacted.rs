@@ -12,7 +12,7 @@ use statehold_engine::policy::Policies;
 use statehold_store::{PageLimit, Store};
 
 use crate::hidden::Canaries;
-use crate::rest::{act, claim, new_session, start};
+use crate::rest::{act, claim, new_session, new_session_of, start};
 use crate::rig::{Answer, Rig, Setup, Who, log, open_store, text, until};
 
 const GITHUB: &str = "[redacted:github-token]";
@@ -465,4 +465,31 @@ async fn a_call_that_may_have_run_is_never_made_again_with_a_placeholder() {
     assert_eq!(decided["action"]["args"], Value::Null, "{decided}");
     assert_eq!(decided["decision"]["args_lost"], true, "{decided}");
     rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_secret_over_two_parts_of_a_message_is_redacted() {
+    let rig = Rig::in_memory().await;
+    let (ann, helper) = (rig.client("ann").await, rig.worker(&["helper"]).await);
+    let part = |text: &str| json!({"type": "text", "text": text});
+    let image = json!({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}});
+    let parts = [
+        part("{\"password\":"),
+        part("\"hunter2canary\", \"z\": 1}"),
+        image,
+    ];
+    let body = json!({"model": "helper", "messages": [{"role": "user", "content": parts}]});
+    let session = new_session_of(&ann, "helper").await;
+    let call = tokio::spawn(async move {
+        let headers = [("x-statehold-session", session.as_str())];
+        let path = "/openai/v1/chat/completions";
+        ann.send("POST", path, &headers, body.to_string()).await
+    });
+    let request = claim(&helper, "helper").await;
+    let shown = request.to_string();
+    assert!(!shown.contains("hunter2canary"), "{shown}");
+    assert!(shown.contains("[redacted:secret-key-name]"), "{shown}");
+    let done = json!({"output": "ok"});
+    act(&helper, &request, "complete", done).await.ok(200);
+    call.await.expect("the call is made").ok(200);
 }
