@@ -4,10 +4,10 @@
 use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
-use crate::chat::{ChatReply, is_usable_id, opaque_id, read_answer};
+use crate::chat::{ChatReply, TextSink, is_usable_id, opaque_id, read_answer};
 use crate::http::{CallDeadline, EndpointError, HttpPool, ServiceEndpoint, ServiceRequest};
 
 pub(crate) type HeaderPair = (HeaderName, HeaderValue);
@@ -82,14 +82,15 @@ impl ConversationsClient {
         }
     }
 
-    /// Sends a message to a conversation and passes each chunk of the answer to `on_text`.
+    /// Sends a message to a conversation and passes each chunk of the answer to `on_text`. `decisions` are for a
+    /// service that has paused.
     ///
     /// A message that may have arrived stays in the conversation, so the call is retried only if no
     /// connection was made.
     pub(crate) async fn chat(
         &self,
         id: &str,
-        text: &str,
+        (text, decisions): (&str, Option<&Value>),
         (stream, key): (bool, &HeaderPair),
         on_text: &mut (dyn FnMut(&str) + Send),
     ) -> Result<ChatReply, EndpointError> {
@@ -97,7 +98,10 @@ impl ConversationsClient {
             // No service has assigned such an id.
             return Err(EndpointError::NotFound);
         }
-        let body = json!({ "message": { "role": "user", "content": text }, "stream": stream });
+        let mut body = json!({ "message": { "role": "user", "content": text }, "stream": stream });
+        if let Some(decisions) = decisions {
+            body["statehold"] = json!({ "decisions": decisions });
+        }
         let request = self
             .endpoint
             .request(&["conversations", id, "chat"])?
@@ -133,7 +137,7 @@ impl ConversationsClient {
             } => EndpointError::NotFound,
             error => error,
         })?;
-        let mut reply = read_answer(&mut answer, on_text).await?;
+        let mut reply = read_answer(&mut answer, &mut TextSink(on_text)).await?;
         reply.conversation_id.get_or_insert_with(|| id.to_owned());
         Ok(reply)
     }

@@ -33,9 +33,10 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn new(log: Arc<DebugLog>, turn: RequestRef, spec: &AgentSpec) -> Self {
         let http_peer = match &spec.kind {
-            AgentKind::Openai(_) | AgentKind::Conversations(_) | AgentKind::Analytics(_) => {
-                DebugPeer::Agent
-            }
+            AgentKind::Openai(_)
+            | AgentKind::Dial(_)
+            | AgentKind::Conversations(_)
+            | AgentKind::Analytics(_) => DebugPeer::Agent,
             AgentKind::Worker
             | AgentKind::Llm(_)
             | AgentKind::Router(_)

@@ -16,9 +16,12 @@ use reqwest::Url;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use statehold_engine::Credential;
+use statehold_engine::measures::CallOutcome;
 use tokio::time::Instant;
 
 use crate::exchange::OpenExchange;
+use crate::turn_memory;
+use crate::turn_watch::ServiceCall;
 
 pub(crate) use error::{ConnectObstacle, EndpointError, redact_and_clip};
 
@@ -369,9 +372,10 @@ impl<'a> ServiceResponse<'a> {
         while let Ok(Some(_)) = self.next_chunk().await {}
     }
 
-    /// Reads the rest of the body and appends it to `read`.
+    /// Reads the rest of the body and appends it to `read`, in the memory of the turn.
     pub(crate) async fn rest(&mut self, mut read: Vec<u8>) -> Result<Vec<u8>, EndpointError> {
         while let Some(chunk) = self.next_chunk().await? {
+            turn_memory::take(chunk.len())?;
             read.extend_from_slice(&chunk);
         }
         Ok(read)
@@ -461,6 +465,8 @@ pub(crate) struct RetryBudget {
     deadline: CallDeadline,
     left: u32,
     delay: Duration,
+    /// The attempt under way.
+    attempt: ServiceCall,
 }
 
 impl RetryBudget {
@@ -469,6 +475,7 @@ impl RetryBudget {
             deadline: CallDeadline::after(timeout),
             left: retries,
             delay: FIRST_RETRY_DELAY,
+            attempt: ServiceCall::begin(),
         }
     }
 
@@ -482,6 +489,8 @@ impl RetryBudget {
         outcome: Result<T, EndpointError>,
         was_streamed: bool,
     ) -> Option<Result<T, EndpointError>> {
+        let ended = outcome.as_ref().err().map(EndpointError::call_outcome);
+        self.attempt.end(&ended.unwrap_or(CallOutcome::Ok));
         let error = match outcome {
             Err(error) if error.is_transient() && !was_streamed => error,
             outcome => return Some(outcome),
@@ -496,6 +505,7 @@ impl RetryBudget {
         tokio::time::sleep(self.delay).await;
         self.left -= 1;
         self.delay = self.delay.saturating_mul(2);
+        self.attempt = ServiceCall::begin();
         None
     }
 }

@@ -4,6 +4,7 @@
 mod analytics;
 mod chat;
 mod conversations;
+pub mod dial_core;
 mod display_text;
 mod draft_writer;
 mod exchange;
@@ -17,6 +18,7 @@ mod message;
 mod model;
 pub mod outbound;
 mod pipeline;
+pub mod plain_state;
 pub mod push;
 mod router;
 pub mod runner;
@@ -24,8 +26,12 @@ pub mod scratch;
 mod secrets;
 pub mod spec;
 pub mod sse;
+mod stages;
 mod tls;
 mod tool_policy;
+pub mod traces;
 mod turn;
+mod turn_memory;
+mod turn_watch;
 
 pub use secrets::is_named_secret;

@@ -126,7 +126,7 @@ impl LlmAgent {
                 tokens: usage.tokens,
             };
             let extras = StepExtras {
-                usage: usage.to_json(),
+                usage: usage.to_json(self.model.name()),
                 is_deferred: true,
                 ..StepExtras::default()
             };
@@ -210,15 +210,14 @@ impl Agent for LlmAgent {
         let mut texts: Vec<String> = Vec::new();
         loop {
             self.require_budget(&agent, calls, tokens)?;
-            let (model_reply, complete_arguments) = self
-                .call_model(
-                    run,
-                    &conversation,
-                    &mut toolbox,
-                    &refused,
-                    (&mut draft, &mut servers_left_out),
-                )
-                .await?;
+            let called = self.call_model(
+                run,
+                &conversation,
+                &mut toolbox,
+                &refused,
+                (&mut draft, &mut servers_left_out),
+            );
+            let (model_reply, complete_arguments) = Box::pin(called).await?;
             calls += 1;
             tokens = tokens.saturating_add(model_reply.tokens);
             withheld |= model_reply.withheld;

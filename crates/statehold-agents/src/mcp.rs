@@ -14,9 +14,11 @@ use rmcp::model::{ErrorCode, RequestMetaObject};
 use serde_json::{Map, Value};
 use statehold_core::name::Name;
 use statehold_engine::Credential;
+use statehold_engine::measures::CallOutcome;
 use tokio::time::Instant;
 
 use crate::spec::{AgentBook, ToolServerSpec, ToolTransport};
+use crate::turn_watch::ServiceCall;
 
 mod child;
 mod connection;
@@ -28,7 +30,7 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-use connection::{McpConnection, McpFailure};
+use connection::{ConnectWarnings, McpConnection, McpFailure};
 pub(crate) use error::{NoAnswer, ToolError};
 use http::McpHttpClient;
 pub(crate) use listing::model_safe_name;
@@ -151,6 +153,7 @@ struct DeclaredServer {
     spec: Arc<ToolServerSpec>,
     /// Locked while connecting, so that only one connection is made.
     slot: tokio::sync::Mutex<ConnectionSlot>,
+    warnings: ConnectWarnings,
 }
 
 #[derive(Default)]
@@ -182,6 +185,7 @@ impl ToolServers {
                 None => Arc::new(DeclaredServer {
                     spec: spec.clone(),
                     slot: tokio::sync::Mutex::default(),
+                    warnings: ConnectWarnings::default(),
                 }),
             };
             (name.clone(), server)
@@ -281,10 +285,16 @@ impl ToolServers {
         let mut may_reconnect = true;
         loop {
             let reached = server.connect(&self.http, deadline).await?;
+            let mut watched = ServiceCall::to_tool_server(name);
             let failure = match reached.connection.tools(deadline).await {
-                Ok(tools) => return Ok(tools),
+                Ok(tools) => {
+                    // Nearly always from memory.
+                    watched.forget();
+                    return Ok(tools);
+                }
                 Err(failure) => failure,
             };
+            watched.end(&failure.call_outcome());
             // A server that cannot list its tools gets a new connection.
             server.retire_connection(&reached.connection);
             let is_gone = matches!(failure, McpFailure::Gone { .. });
@@ -330,7 +340,7 @@ impl DeclaredServer {
             {
                 return Err(failed.error.clone());
             }
-            let made = McpConnection::connect(&self.spec, http).await;
+            let made = McpConnection::connect(&self.spec, (http, &self.warnings)).await;
             let made = made.map_err(|failure| self.record_failure(&mut slot, failure))?;
             let connection = Arc::new(made);
             *slot = ConnectionSlot {
@@ -342,9 +352,23 @@ impl DeclaredServer {
                 is_new: true,
             })
         };
-        let reached = tokio::time::timeout_at(deadline, connect).await;
-        let slow = || Err(ToolError::of(&self.spec, McpFailure::Slow { sent: false }));
-        reached.unwrap_or_else(|_| slow())
+        let mut watched = ServiceCall::to_tool_server(&self.spec.name);
+        match tokio::time::timeout_at(deadline, connect).await {
+            // The call itself is counted, not the way to it.
+            Ok(Ok(reached)) => {
+                watched.forget();
+                Ok(reached)
+            }
+            Ok(Err(error)) => {
+                watched.end(&CallOutcome::Failed(None));
+                Err(error)
+            }
+            Err(_) => {
+                let failure = McpFailure::Slow { sent: false };
+                watched.end(&failure.call_outcome());
+                Err(ToolError::of(&self.spec, failure))
+            }
+        }
     }
 
     /// Stores the error as a back-off if the next attempt would start a program.

@@ -1,7 +1,8 @@
 //! Messages as stored in items: content, attachments and metadata.
 
+use serde::Deserialize;
 use serde_json::value::to_raw_value;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use statehold_core::command::Output;
 use statehold_core::ids::RequestId;
 use statehold_core::item::{Attachment, AttachmentSource, Role};
@@ -11,7 +12,33 @@ use statehold_engine::bodies::{
 };
 use statehold_engine::{Payloads, StoredItem, StoredRecord};
 
+use crate::chat::is_usable_id;
 use crate::spec::MediaKind;
+
+/// The longest name of a conversation of DIAL, in bytes.
+const CONVERSATION_BYTES_MAX: usize = 1_024;
+
+/// The data of a message that came over the surface of DIAL:
+/// `{"dial": {"conversation_id", "parameters", "ums_conversation_id"}}`.
+#[derive(Deserialize)]
+struct DataOfDial {
+    dial: Option<Raw>,
+}
+
+#[derive(Deserialize)]
+struct DialConversation {
+    conversation_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct DialService {
+    ums_conversation_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct DialParameters {
+    parameters: Option<Map<String, Value>>,
+}
 
 /// One input or output message.
 #[derive(Debug, Clone)]
@@ -45,6 +72,42 @@ impl AgentMessage {
     /// The text, without images and attachments.
     pub(crate) fn text(&self) -> String {
         text_of(&self.content)
+    }
+
+    /// Whether its client shows the stages of the turn.
+    pub(crate) fn shows_stages(&self) -> bool {
+        self.dial().is_some()
+    }
+
+    /// The conversation that a client of DIAL named.
+    pub(crate) fn dial_conversation(&self) -> Option<String> {
+        let members: DialConversation = serde_json::from_str(self.dial()?.get()).ok()?;
+        let id = members.conversation_id?;
+        (1..=CONVERSATION_BYTES_MAX)
+            .contains(&id.len())
+            .then_some(id)
+    }
+
+    /// The conversation of a service that a trusted client brought along, from a coordinator that kept it with its
+    /// answers.
+    pub(crate) fn brought_conversation(&self) -> Option<String> {
+        let members: DialService = serde_json::from_str(self.dial()?.get()).ok()?;
+        members.ums_conversation_id.filter(|id| is_usable_id(id))
+    }
+
+    /// The parameters that a client of DIAL set, as members of its call.
+    pub(crate) fn dial_parameters(&self) -> Map<String, Value> {
+        let dial = self.dial();
+        let members = dial.and_then(|dial| serde_json::from_str::<DialParameters>(dial.get()).ok());
+        members
+            .and_then(|members| members.parameters)
+            .unwrap_or_default()
+    }
+
+    /// The part of the hidden data that the surface of DIAL wrote.
+    fn dial(&self) -> Option<Raw> {
+        let data: DataOfDial = serde_json::from_str(self.data.as_ref()?.get()).ok()?;
+        data.dial
     }
 
     /// Adds a text below the message, after a blank line.

@@ -9,11 +9,12 @@ use statehold_core::name::Name;
 use statehold_engine::api::turn::TokenUsage;
 use statehold_engine::bodies::Raw;
 
-use crate::chat::{ChatClient, ChatEndpoint, ChatReply, CompletionRequest};
+use crate::chat::{ChatClient, ChatEndpoint, ChatReply, ChatTarget, CompletionRequest};
 use crate::http::EndpointError;
 use crate::message::raw;
 use crate::spec::{MediaKind, ModelSpec};
 use crate::turn::TurnError;
+use crate::turn_watch::calling_model;
 
 /// Bytes per token, for estimating usage that a service does not report.
 const BYTES_PER_TOKEN: usize = 4;
@@ -94,7 +95,7 @@ impl ModelClient {
     pub(crate) fn new(chat: ChatClient, spec: &ModelSpec) -> Self {
         let endpoint = ChatEndpoint {
             base_url: spec.base_url.clone(),
-            model: spec.model.clone(),
+            target: ChatTarget::Model(spec.model.clone()),
             credential: spec.credential.clone(),
             headers: spec.headers.clone(),
             timeout: spec.timeout,
@@ -114,7 +115,8 @@ impl ModelClient {
         on_text: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(ChatReply, ModelUsage), TurnError> {
         let asked: usize = call.messages.iter().map(|one| one.get().len()).sum();
-        let reply = match self.chat.chat(&self.endpoint, &call, on_text).await {
+        let reply = self.chat.chat(&self.endpoint, &call, on_text);
+        let reply = match calling_model(&self.name, reply).await {
             Ok(reply) => reply,
             Err(error) => {
                 let failed = error.turn_failure(String::new());
@@ -197,6 +199,14 @@ pub(crate) struct ModelUsage {
     pub(crate) tokens: u64,
 }
 
+#[derive(Serialize)]
+struct UsageOfModel<'a> {
+    #[serde(flatten)]
+    usage: TokenUsage,
+    /// The name of its declaration.
+    model: &'a Name,
+}
+
 impl ModelUsage {
     fn of(reply: &ChatReply, asked_bytes: usize) -> Self {
         let answered: usize = reply
@@ -225,9 +235,10 @@ impl ModelUsage {
         }
     }
 
-    /// The reported usage, in chat completions form.
-    pub(crate) fn to_json(self) -> Option<Raw> {
-        self.reported.as_ref().map(raw)
+    /// The reported usage of a model, in chat completions form.
+    pub(crate) fn to_json(self, model: &Name) -> Option<Raw> {
+        let usage = self.reported?;
+        Some(raw(&UsageOfModel { usage, model }))
     }
 }
 

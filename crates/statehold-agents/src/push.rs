@@ -16,6 +16,7 @@ use std::time::Duration;
 use data_encoding::BASE32_NOPAD;
 use sha2::{Digest as _, Sha256};
 use statehold_core::name::Name;
+use statehold_engine::measures::{CallOutcome, Peer};
 use statehold_engine::{ClaimedRequest, Engine, EngineError, Resumable, ResumeAddress};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -218,7 +219,7 @@ impl Pusher {
             Err(error) => {
                 // The address may contain a secret, so do not log it.
                 let request = resumable.request;
-                tracing::info!(agent = %address.agent, %request, %error, "a push failed; retrying");
+                tracing::debug!(agent = %address.agent, %request, %error, "a push failed; retrying");
                 false
             }
         }
@@ -243,7 +244,16 @@ impl Pusher {
             id,
             body,
         };
-        Ok(self.client.post(&address.url, message).await?)
+        let begun = Instant::now();
+        let posted = self.client.post(&address.url, message).await;
+        // The errors of a delivery have no address, which may contain a secret.
+        let outcome = match &posted {
+            Ok(()) => CallOutcome::Ok,
+            Err(error) => CallOutcome::Failed(Some(error.to_string())),
+        };
+        let measures = self.engine.measures();
+        measures.note_call((Peer::Push, &address.agent), &outcome, begun.elapsed());
+        Ok(posted?)
     }
 }
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use statehold_core::name::Name;
+use statehold_engine::stage::StageStatus;
 
-use crate::message::AgentMessage;
+use crate::message::{AgentMessage, raw};
 use crate::model::ModelClient;
 use crate::runner::{AgentRun, ChildAnswer, StepExtras, StepKind};
 use crate::spec::{AgentBook, FinalAnswer, RouterSpec, Routing, RoutingRule};
@@ -113,8 +114,17 @@ impl RouterAgent {
 #[async_trait]
 impl Agent for RouterAgent {
     async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
-        let route = self.route(run).await?;
-        let agent = self.agent(&route.agent_name)?;
+        let stage = run.stages.open("Coordination Request");
+        let chosen = self.route(run).await.and_then(|route| {
+            let agent = self.agent(&route.agent_name)?;
+            Ok((agent, route))
+        });
+        if let Err(TurnError::Failed(_)) = &chosen {
+            stage.close(StageStatus::Failed);
+        }
+        let (agent, route) = chosen?;
+        stage.write(raw(&route).get());
+        stage.close(StageStatus::Completed);
         let asked = with_instructions(&run.input, route.additional_instructions.as_deref());
         let passes = self.answer_writer.is_none();
         let said = match run.ask_agent(agent, &asked, passes).await?.1 {
@@ -126,7 +136,7 @@ impl Agent for RouterAgent {
         };
         Ok(TurnAnswer::plain(match &self.answer_writer {
             None => said,
-            Some(answer_writer) => answer_writer.write_answer(run, agent, said).await?,
+            Some(writer) => Box::pin(writer.write_answer(run, agent, said)).await?,
         }))
     }
 

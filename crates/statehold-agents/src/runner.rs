@@ -22,7 +22,7 @@ use statehold_engine::debug_log::DebugLog;
 use statehold_engine::{Credential, Engine, EngineError};
 
 use crate::chat::ChatClient;
-use crate::gateway::{AnalyticsAgent, ConversationsAgent, McpAgent, OpenaiAgent};
+use crate::gateway::{AnalyticsAgent, ChatAgent, ChatService, ConversationsAgent, McpAgent};
 use crate::http::HttpPool;
 use crate::llm::LlmAgent;
 use crate::mcp::ToolServers;
@@ -247,7 +247,14 @@ fn build_agent(
         }
         AgentKind::Openai(openai) => {
             let locks = Arc::clone(&resources.conversations);
-            let agent = OpenaiAgent::new(Arc::clone(openai), chat.clone(), locks);
+            let service = ChatService::Openai(Arc::clone(openai));
+            let agent = ChatAgent::new(service, chat.clone(), locks);
+            Ok(Some(Arc::new(agent)))
+        }
+        AgentKind::Dial(dial) => {
+            let locks = Arc::clone(&resources.conversations);
+            let service = ChatService::Dial(Arc::clone(dial));
+            let agent = ChatAgent::new(service, chat.clone(), locks);
             Ok(Some(Arc::new(agent)))
         }
         AgentKind::Conversations(service) => {

@@ -17,6 +17,8 @@ use statehold_engine::{Credential, Schema};
 
 use crate::secrets::{SecretRedactor, has_password, is_named_secret};
 
+pub use crate::plain_state::StateFormat;
+pub use crate::stages::StageDetail;
 pub use pipeline::{
     LoopLimitPolicy, LoopRule, PHASES_MAX, PhaseErrorPolicy, PhaseInput, PhaseSpec, PipelineSpec,
     SeenAnswers,
@@ -78,6 +80,10 @@ pub struct AgentSpec {
     pub references: bool,
     /// Whether a service that lost the conversation is told of the earlier exchanges.
     pub brief_on_loss: bool,
+    /// How much of its stages clients see.
+    pub stages: StageDetail,
+    /// The form of the state that clients of DIAL carry.
+    pub state_format: StateFormat,
     /// Digest of this declaration, for the trace.
     pub digest: Digest,
 }
@@ -102,6 +108,8 @@ impl AgentSpec {
             caller_history: CallerTrust::Untrusted,
             references: false,
             brief_on_loss: false,
+            stages: StageDetail::default(),
+            state_format: StateFormat::default(),
             digest,
         }
     }
@@ -119,6 +127,8 @@ pub enum AgentKind {
     Worker,
     /// A service behind chat completions.
     Openai(Arc<OpenaiSpec>),
+    /// An application of DIAL.
+    Dial(Arc<DialSpec>),
     /// A service that stores conversations.
     Conversations(Arc<ConversationsSpec>),
     /// A Conversational Analytics API.
@@ -139,6 +149,7 @@ impl AgentKind {
         match self {
             Self::Worker => "worker",
             Self::Openai(_) => "openai",
+            Self::Dial(_) => "dial",
             Self::Conversations(_) => "conversations",
             Self::Analytics(_) => "analytics",
             Self::Mcp(_) => "mcp",
@@ -152,7 +163,7 @@ impl AgentKind {
     /// completions gets the history from its caller.
     pub fn default_sessions(&self) -> ChatSessions {
         match self {
-            Self::Openai(_) => ChatSessions::None,
+            Self::Openai(_) | Self::Dial(_) => ChatSessions::None,
             Self::Worker
             | Self::Conversations(_)
             | Self::Analytics(_)
@@ -178,11 +189,17 @@ impl AgentKind {
             }
             Self::Worker
             | Self::Openai(_)
+            | Self::Dial(_)
             | Self::Conversations(_)
             | Self::Analytics(_)
             | Self::Mcp(_)
             | Self::Llm(_) => None,
         }
+    }
+
+    /// Whether the parameters and tools of a caller who keeps the conversation reach its service.
+    pub fn takes_parameters(&self) -> bool {
+        matches!(self, Self::Openai(_) | Self::Dial(_))
     }
 
     /// Whether it works in sessions only: in another process, or its service stores the conversation and receives
@@ -194,7 +211,11 @@ impl AgentKind {
                 matches!(analytics.context, DataContext::Conversation { .. })
             }
             Self::Mcp(mcp) => mcp.history.needs_session(),
-            Self::Openai(_) | Self::Llm(_) | Self::Router(_) | Self::Pipeline(_) => false,
+            Self::Openai(_)
+            | Self::Dial(_)
+            | Self::Llm(_)
+            | Self::Router(_)
+            | Self::Pipeline(_) => false,
         }
     }
 
@@ -268,6 +289,19 @@ pub struct OpenaiSpec {
     pub headers: Vec<SecretHeader>,
     /// Which side stores the history.
     pub memory: ChatMemory,
+}
+
+/// An application of DIAL, at its own address or behind DIAL Core.
+#[derive(Debug)]
+pub struct DialSpec {
+    /// Address, without the trailing `/openai/deployments`.
+    pub base_url: String,
+    /// Name of the deployment.
+    pub deployment: String,
+    /// Key of every call. Without it, the key of the caller goes on.
+    pub credential: Option<Credential>,
+    /// Further headers of every call.
+    pub headers: Vec<SecretHeader>,
 }
 
 /// Which side stores the history of a chat service.

@@ -30,6 +30,7 @@ pub fn apply(state: &mut SessionState, record: &Record) {
 pub(crate) fn end_record(state: &mut SessionState, record: &Record) {
     let content = &record.content;
     state.expires_at = expiry(state, &content.events, content.at);
+    state.hidden_expires_at = hidden_expiry(state, &content.events, content.at);
     state.session = content.session;
     state.revision = content.seq;
     state.last_at = content.at;
@@ -46,28 +47,57 @@ fn expiry(state: &SessionState, events: &[Event], at: Timestamp) -> Option<Times
         )
     });
     match mode {
+        // A timer does not keep a session alive that nobody uses.
+        TtlMode::Sliding if erases(events) => state.expires_at,
         TtlMode::Sliding => Some(at.plus_ms(ms)),
         TtlMode::Fixed if is_set => Some(at.plus_ms(ms)),
         TtlMode::Fixed => state.expires_at,
     }
 }
 
+/// When the hidden payloads are due after a record of these events.
+fn hidden_expiry(state: &SessionState, events: &[Event], at: Timestamp) -> Option<Timestamp> {
+    let ms = state.hidden_ttl_ms?;
+    let is_live = !state.requests.is_empty() && !mutant::is_on(Mutant::EraseWhileLive);
+    (!is_live && !erases(events)).then(|| at.plus_ms(ms))
+}
+
+fn erases(events: &[Event]) -> bool {
+    events
+        .iter()
+        .any(|event| matches!(event, Event::PayloadsErased { .. }))
+}
+
 /// Folds one event of record `seq`, sent by `principal`.
 #[expect(clippy::too_many_lines, reason = "one arm per event, nothing else")]
 pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, principal: Principal) {
     match event {
-        Event::SessionCreated { owner, ttl, .. } => {
+        Event::SessionCreated {
+            owner,
+            ttl,
+            hidden_ttl_ms,
+            ..
+        } => {
             state.owner = Some(owner.clone());
             state.ttl = *ttl;
+            state.hidden_ttl_ms = *hidden_ttl_ms;
         }
-        Event::SessionPatched { ttl, .. } => {
+        Event::SessionPatched {
+            ttl, hidden_ttl_ms, ..
+        } => {
             if let Some(ttl) = ttl {
                 state.ttl = Change::value(*ttl);
             }
+            if let Some(hidden_ttl_ms) = hidden_ttl_ms {
+                state.hidden_ttl_ms = Change::value(*hidden_ttl_ms);
+            }
         }
         Event::PayloadsErased { payloads } => {
-            // Erased payloads cannot expire again.
-            state.ttl = None;
+            if state.closed {
+                // What was erased at the end of a session cannot expire again.
+                state.ttl = None;
+                state.hidden_ttl_ms = None;
+            }
             state.deleted |= *payloads == ErasedPayloads::All;
         }
         Event::SessionClosed => state.closed = true,

@@ -32,8 +32,10 @@ pub enum Command {
         state: StatePatch,
         /// How long it lives.
         ttl: Option<TimeToLive>,
+        /// How long it keeps its hidden payloads after the last commit, in milliseconds.
+        hidden_ttl_ms: Option<u64>,
     },
-    /// Change the name, labels or lifetime of a session.
+    /// Change the name, labels or lifetimes of a session.
     PatchSession {
         /// All of its labels from now on.
         labels: Option<BodyRef>,
@@ -41,6 +43,8 @@ pub enum Command {
         name: Option<Change<BodyRef>>,
         /// How long it lives from now on.
         ttl: Option<Change<TimeToLive>>,
+        /// How long it keeps its hidden payloads from now on.
+        hidden_ttl_ms: Option<Change<u64>>,
     },
     /// Close the session: it accepts no more commands.
     CloseSession {
@@ -49,6 +53,8 @@ pub enum Command {
     },
     /// Close an expired session and erase its hidden payloads.
     ExpireSession,
+    /// Erase the hidden payloads of a session that goes on, because their time is over.
+    EraseHidden,
     /// Remove every payload of a session. Its records stay.
     DeleteSession,
     /// Invoke an agent. One call may carry a whole turn.
@@ -401,6 +407,9 @@ pub enum Rejection {
     /// The time of the session is not over.
     #[error("the session has not expired")]
     SessionNotExpired,
+    /// The hidden payloads are kept longer, or a request is live.
+    #[error("hidden payloads are not due")]
+    HiddenNotDue,
     /// A patch that changes nothing.
     #[error("name at least one thing to change")]
     EmptyPatch,
@@ -662,6 +671,7 @@ impl Command {
             | Self::PatchSession { .. }
             | Self::CloseSession { .. }
             | Self::ExpireSession
+            | Self::EraseHidden
             | Self::DeleteSession
             | Self::RecordTurn(_)
             | Self::Fork { .. } => {}
@@ -700,6 +710,7 @@ impl Command {
             Self::PatchSession { .. } => CommandName::PatchSession,
             Self::CloseSession { .. } => CommandName::CloseSession,
             Self::ExpireSession => CommandName::ExpireSession,
+            Self::EraseHidden => CommandName::EraseHidden,
             Self::DeleteSession => CommandName::DeleteSession,
             Self::StartRequest(_) => CommandName::StartRequest,
             Self::RecordTurn(_) => CommandName::RecordTurn,

@@ -41,13 +41,21 @@ pub fn decide(
             labels,
             state,
             ttl,
+            hidden_ttl_ms,
         } => {
-            session::create(&mut draft, owner, *name, *labels, state, *ttl)?;
+            let lives = (*ttl, *hidden_ttl_ms);
+            session::create(&mut draft, owner, *name, *labels, state, lives)?;
         }
-        Command::PatchSession { labels, name, ttl } => {
-            session::patch(&mut draft, *labels, *name, *ttl)?;
+        Command::PatchSession {
+            labels,
+            name,
+            ttl,
+            hidden_ttl_ms,
+        } => {
+            session::patch(&mut draft, *labels, *name, *ttl, *hidden_ttl_ms)?;
         }
         Command::ExpireSession => session::expire(&mut draft)?,
+        Command::EraseHidden => session::erase_hidden(&mut draft)?,
         Command::DeleteSession => session::delete(&mut draft)?,
         Command::CloseSession { cancel_live } => session::close(&mut draft, *cancel_live)?,
         Command::StartRequest(start) => request::start(&mut draft, start)?,
@@ -159,6 +167,7 @@ fn require_alive(state: &SessionState, command: &Command, ctx: &Context) -> Resu
         command,
         Command::CreateSession { .. }
             | Command::ExpireSession
+            | Command::EraseHidden
             | Command::DeleteSession
             | Command::DecideHold { .. }
             | Command::Fork { .. }

@@ -62,6 +62,12 @@ macro_rules! id_type {
                 &self.0
             }
 
+            /// When the id was minted, to the millisecond.
+            pub fn minted_at(&self) -> Timestamp {
+                let (high, _) = self.0.as_u64_pair();
+                Timestamp::from_micros(0).plus_ms(high >> 16)
+            }
+
             /// The partition of the owner of this object.
             pub fn shard(&self) -> Shard {
                 Shard::of_uuid(&self.0)

@@ -103,6 +103,9 @@ promises! {
     /// The fence of a request only grows: by one with each claim, and past every fence of another copy of
     /// the data with each restore.
     FencesGrow = 30, "fences grow", fences_grow;
+    /// Hidden payloads of a session that goes on are erased when their time is over and no request is live,
+    /// and that does not lengthen its life.
+    HiddenWaitsForRequests = 31, "hidden waits for requests", hidden_waits_for_requests;
 }
 
 impl Invariant {

@@ -37,6 +37,11 @@ pub const PAYLOAD_BYTES_MAX: u32 = 64 * 1024 * 1024;
 pub const MERGED_ELEMENTS_MAX: usize = 100_000;
 /// Values of each side of a merge, counted before it is parsed: in memory a value takes many times its bytes.
 pub const MERGE_SIDE_VALUES_MAX: usize = 4 * MERGED_ELEMENTS_MAX;
+/// JSON values in the body of one call: every text, number, literal, list and object counts as one. In memory a value
+/// takes many times its bytes. A list as long as a merge may leave fits, and so does a long conversation.
+pub const BODY_VALUES_MAX: usize = 250_000;
+/// JSON values in one message of MCP, whose library reads a message more than once, while calls wait.
+pub const MCP_VALUES_MAX: usize = 50_000;
 /// Longest value that a merge may leave, as compact JSON, in bytes. A merge costs the whole value, however
 /// little is added, so this is lower than the limit of a plain write.
 pub const MERGED_BYTES_MAX: usize = 8 * 1024 * 1024;

@@ -83,6 +83,8 @@ pub enum Mutant {
     ForkKeepsLive,
     /// A claim lets a request know what has ended since it started.
     MemoryMoves,
+    /// Hidden payloads are erased while a request is live.
+    EraseWhileLive,
     /// Failed and cancelled requests are exchanges, although no tool ran.
     RememberFailures,
     /// A failed or cancelled request is no exchange if the tool ran for a request below it.
@@ -91,7 +93,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All mutants, in the order of their declaration.
-    pub const ALL: [Self; 39] = [
+    pub const ALL: [Self; 40] = [
         Self::DecideTwice,
         Self::ReplayAnything,
         Self::DoubleRelease,
@@ -129,6 +131,7 @@ impl Mutant {
         Self::ForgetParent,
         Self::ForkKeepsLive,
         Self::MemoryMoves,
+        Self::EraseWhileLive,
         Self::RememberFailures,
         Self::ForgetRunsBelow,
     ];

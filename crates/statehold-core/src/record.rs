@@ -66,6 +66,7 @@ pub enum CommandName {
     PatchSession,
     CloseSession,
     ExpireSession,
+    EraseHidden,
     DeleteSession,
     StartRequest,
     ClaimRequest,
@@ -93,6 +94,9 @@ pub enum CommandName {
 pub enum Event {
     /// A session began.
     SessionCreated {
+        /// How long it keeps its hidden payloads after the last commit.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hidden_ttl_ms: Option<u64>,
         /// The labels the client gave it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<BodyRef>,
@@ -105,8 +109,11 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ttl: Option<TimeToLive>,
     },
-    /// The name, labels or lifetime of a session changed.
+    /// The name, labels or lifetimes of a session changed.
     SessionPatched {
+        /// How long it keeps its hidden payloads from now on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hidden_ttl_ms: Option<Change<u64>>,
         /// All of its labels from now on.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<BodyRef>,
@@ -532,6 +539,12 @@ impl Record {
     /// The payloads the record refers to, in the order a commit carries them.
     pub fn bodies(&self) -> Vec<BodyRef> {
         self.content.bodies()
+    }
+
+    /// For each of these payloads, whether such a removal takes it.
+    pub fn erased(&self, payloads: ErasedPayloads) -> Vec<bool> {
+        let events = self.content.events.iter();
+        events.flat_map(|event| event.erased(payloads)).collect()
     }
 }
 

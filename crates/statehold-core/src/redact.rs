@@ -21,7 +21,7 @@ use crate::name::Name;
 pub use stream::TextStream;
 
 /// The version of the rules. It grows with each change of what they find.
-pub const RULES_VERSION: u32 = 1;
+pub const RULES_VERSION: u32 = 2;
 /// How many patterns can be configured, and how long each can be in bytes.
 pub const PATTERNS_MAX: usize = 32;
 /// The longest configured pattern.
@@ -196,7 +196,7 @@ impl Redactor {
 
 /// Whether the key of a value says that the value is a secret. Case and separators do not count.
 pub fn names_secret(key: &str) -> bool {
-    rules::names_secret(key)
+    rules::secret_name(key).is_some()
 }
 
 /// The placeholder of a secret.
@@ -215,8 +215,7 @@ fn is_placeholder(text: &str) -> bool {
 
 /// The names of the built-in rules.
 pub fn rule_ids() -> impl Iterator<Item = &'static str> {
-    let own = rules::RULES.iter().map(|rule| rule.id);
-    own.chain([rules::BY_KEY])
+    rules::RULES.iter().map(|rule| rule.id)
 }
 
 #[cfg(test)]

@@ -104,6 +104,12 @@ pub struct SessionState {
     /// When that ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
+    /// How long it keeps its hidden payloads after the last commit, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden_ttl_ms: Option<u64>,
+    /// When that ends. None while a request is live, which may need them, and once they are erased.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden_expires_at: Option<Timestamp>,
     /// Tasks opened so far: the last alias `Tn`.
     pub tasks_opened: u64,
     /// Requests started so far: the last alias `Rn`.
@@ -135,6 +141,8 @@ impl SessionState {
             deleted: false,
             ttl: None,
             expires_at: None,
+            hidden_ttl_ms: None,
+            hidden_expires_at: None,
             tasks_opened: 0,
             requests_started: 0,
             items_appended: 0,
@@ -176,6 +184,13 @@ impl SessionState {
     pub fn is_expired(&self, now: Timestamp) -> bool {
         let now = now.max(self.last_at);
         self.expires_at.is_some_and(|deadline| now >= deadline)
+    }
+
+    /// Whether the time of the hidden payloads is over.
+    pub fn is_hidden_due(&self, now: Timestamp) -> bool {
+        let now = now.max(self.last_at);
+        self.hidden_expires_at
+            .is_some_and(|deadline| now >= deadline)
     }
 
     /// The status of the session, derived from its root tasks.

@@ -64,6 +64,11 @@ pub enum TenantEvent {
         /// before it.
         until: u64,
     },
+    /// A copy of everything that is stored was handed out.
+    BackupMade {
+        /// Its length.
+        bytes: u64,
+    },
     /// A key was made.
     KeyCreated {
         /// The agents it is bound to; none means any.

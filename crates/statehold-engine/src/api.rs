@@ -8,6 +8,7 @@ pub mod address;
 pub mod agent;
 pub mod annotation;
 pub mod audit;
+pub mod backup;
 pub mod caller;
 pub mod conversation;
 pub mod event;

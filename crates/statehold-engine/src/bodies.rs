@@ -98,6 +98,9 @@ pub struct AttachmentBody {
     pub title: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
+    /// The media type of its source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference_type: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference_url: Option<String>,
     /// The bytes, as text.
@@ -107,6 +110,9 @@ pub struct AttachmentBody {
 
 /// The title of a `reconcile` hold, which the server opens by itself.
 pub const RECONCILE_TITLE: &str = "It is not known what became of this action: did it run?";
+
+/// The name of the note with the state of an agent behind a gateway: `{"state": …}` in the record that ended its request.
+pub const AGENT_STATE_NOTE: &str = "agent_state";
 
 /// The name of a note about a call without an answer.
 pub const NO_ANSWER: &str = "tool_no_answer";

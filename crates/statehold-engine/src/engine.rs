@@ -30,10 +30,13 @@ use crate::guard::redact::RedactionCounts;
 use crate::guard::sealed::SealedCalls;
 use crate::locks::{KeyedLocks, Lock};
 use crate::long_reads::LongReads;
+use crate::measures::Measures;
 use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
 use crate::shares::Shares;
 use crate::swap::Swap;
 use crate::temp::Temps;
+use crate::trace::{self, Traces};
+use crate::turn_memory::TurnMemories;
 use crate::users::Users;
 use crate::watch::Watches;
 
@@ -62,6 +65,12 @@ pub struct EngineOptions {
     /// The keys of sealed arguments. They must live as long as the store; the default is for stores in
     /// memory.
     pub hold_keys: Arc<dyn HoldKeys>,
+    /// The numbers for operators, which all engines of a process share.
+    pub measures: Arc<Measures>,
+    /// The traces of the process, if there are any.
+    pub traces: Option<Arc<Traces>>,
+    /// The memory for the answers of turns, which all engines of a process share.
+    pub turn_memories: TurnMemories,
 }
 
 impl std::fmt::Debug for EngineOptions {
@@ -83,6 +92,9 @@ impl Default for EngineOptions {
             user_holds_max: USER_HOLDS_MAX,
             policies: Arc::default(),
             hold_keys: Arc::new(MemoryHoldKeys::default()),
+            measures: Arc::default(),
+            traces: None,
+            turn_memories: TurnMemories::default(),
         }
     }
 }
@@ -119,6 +131,9 @@ pub(crate) struct Inner {
     pub(crate) in_flight: KeyedLocks,
     pub(crate) merges: Merges,
     pub(crate) long_reads: LongReads,
+    /// One backup at a time.
+    pub(crate) backups: Arc<tokio::sync::Semaphore>,
+    pub(crate) searches: LongReads,
     /// How many answers are kept for idempotency keys, as far as this process knows.
     pub(crate) answers_kept: AtomicU64,
     pub(crate) temps: Temps,
@@ -197,6 +212,8 @@ impl Engine {
             in_flight: KeyedLocks::default(),
             merges: Merges::default(),
             long_reads: LongReads::default(),
+            backups: Arc::new(tokio::sync::Semaphore::new(1)),
+            searches: LongReads::default(),
             answers_kept,
             temps: Temps::default(),
             watches: Arc::default(),
@@ -248,6 +265,21 @@ impl Engine {
         self.inner.credentials.set_service(credentials);
     }
 
+    /// The memory for the answers of turns.
+    pub fn turn_memories(&self) -> &TurnMemories {
+        &self.inner.options.turn_memories
+    }
+
+    /// The numbers for operators.
+    pub fn measures(&self) -> &Arc<Measures> {
+        &self.inner.options.measures
+    }
+
+    /// The traces of the process, if there are any.
+    pub fn traces(&self) -> Option<&Arc<Traces>> {
+        self.inner.options.traces.as_ref()
+    }
+
     /// The engine's current time.
     pub fn now(&self) -> Timestamp {
         self.inner.clock.now()
@@ -274,6 +306,7 @@ impl Engine {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> T {
+        let work = trace::within(trace::current(), work);
         match self.inner.tasks.spawn(work).await {
             Ok(result) => result,
             Err(failed) => match failed.try_into_panic() {

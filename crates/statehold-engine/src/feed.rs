@@ -11,10 +11,12 @@ use statehold_core::record::{Event, Record};
 use statehold_store::{PageLimit, SessionSummary, StoreError, StoredRecord};
 use tokio_util::sync::CancellationToken;
 
+use crate::api::session::decider_in;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::is_own;
+use crate::people::PeopleNames;
 
 pub(crate) use session::{Delta, SessionFeed, SessionNews};
 
@@ -28,6 +30,8 @@ pub struct FeedEntry {
     pub stored: StoredRecord,
     /// Whether each task whose history grew is a root task.
     pub roots: BTreeMap<TaskId, bool>,
+    /// The names of the people who decided its holds, as far as the reader may see them.
+    pub names: PeopleNames,
 }
 
 impl Engine {
@@ -45,7 +49,7 @@ impl Engine {
     ) -> Result<Vec<FeedEntry>, EngineError> {
         self.readable(caller, session).await?;
         let records = self.inner().store.records(session, after, limit).await?;
-        self.with_roots(records).await
+        self.entries(caller, records).await
     }
 
     /// The same records, without payloads.
@@ -64,7 +68,11 @@ impl Engine {
         Ok(self.inner().store.chain(session, after, limit).await?)
     }
 
-    async fn with_roots(&self, records: Vec<StoredRecord>) -> Result<Vec<FeedEntry>, EngineError> {
+    async fn entries(
+        &self,
+        caller: &Caller,
+        records: Vec<StoredRecord>,
+    ) -> Result<Vec<FeedEntry>, EngineError> {
         let mut entries = Vec::with_capacity(records.len());
         let mut known = BTreeMap::new();
         for stored in records {
@@ -86,7 +94,13 @@ impl Engine {
                     _ => {}
                 }
             }
-            entries.push(FeedEntry { stored, roots });
+            let deciders = stored.record.content.events.iter().filter_map(decider_in);
+            let names = self.names_for(caller, deciders).await?;
+            entries.push(FeedEntry {
+                stored,
+                roots,
+                names,
+            });
         }
         Ok(entries)
     }
@@ -136,7 +150,7 @@ impl Engine {
                 };
                 let read = records.iter().map(StoredRecord::bytes);
                 bytes = bytes.saturating_sub(read.sum());
-                let entries = self.with_roots(records).await?;
+                let entries = self.entries(caller, records).await?;
                 found.extend(entries.into_iter().map(|entry| (commit.place, entry)));
             }
             at = commit.place;

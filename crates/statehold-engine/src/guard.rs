@@ -1,9 +1,10 @@
-//! Who may do and see what: rights, read access, policies of tools, redaction, sealed arguments, schemas of
-//! answers, credentials.
+//! Who may do and see what, and for how long: rights, read access, policies of tools, redaction, lifetimes, sealed
+//! arguments, schemas of answers, credentials.
 
 pub(crate) mod access;
 pub(crate) mod authorise;
 pub(crate) mod credentials;
+pub(crate) mod lifetimes;
 pub mod policy;
 pub(crate) mod redact;
 pub(crate) mod rights;

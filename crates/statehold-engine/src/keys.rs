@@ -28,6 +28,11 @@ const NAME_BYTES_MAX: usize = 128;
 const LIFE_MS: std::ops::RangeInclusive<u64> = statehold_core::limits::SESSION_TTL_MS;
 /// The maximum number of keys of one tenant.
 const KEYS_MAX: usize = 100_000;
+/// The most roles of a key, and the most agents that it is bound to.
+const ROLES_MAX: usize = 32;
+const AGENTS_MAX: usize = 256;
+/// How many keys are read at a time.
+const READ_AT_ONCE: usize = 500;
 
 /// A key to create.
 #[derive(Debug, Clone, Default)]
@@ -70,12 +75,22 @@ impl Engine {
     ///
     /// If the store fails.
     pub async fn load_keys(&self, tenant: &Name) -> Result<usize, EngineError> {
-        let keys = self.inner().store.api_keys(tenant.clone()).await?;
-        let count = keys.iter().filter(|key| key.revoked_at.is_none()).count();
-        for key in keys {
-            self.note_key(key);
+        let (mut count, mut after) = (0, None);
+        loop {
+            let page = self
+                .inner()
+                .store
+                .api_keys(tenant.clone(), after, READ_AT_ONCE);
+            let page = page.await?;
+            let Some(last) = page.last() else {
+                return Ok(count);
+            };
+            after = Some(last.id);
+            for key in page {
+                count += usize::from(key.revoked_at.is_none());
+                self.note_key(key);
+            }
         }
-        Ok(count)
     }
 
     /// Updates a key in memory after the store has committed it.
@@ -200,8 +215,7 @@ impl Engine {
         require_admin(caller)?;
         require_sound(&new)?;
         let inner = self.inner();
-        let count = inner.store.api_keys(caller.tenant.clone()).await?.len();
-        if count >= KEYS_MAX {
+        if inner.store.api_key_count(caller.tenant.clone()).await? >= KEYS_MAX {
             return Err(EngineError::TooMany("a tenant has at most 100,000 keys"));
         }
         let secret = BASE32_NOPAD.encode(&random::<32>()?).to_lowercase();
@@ -235,14 +249,41 @@ impl Engine {
         Ok(IssuedKey { key, secret })
     }
 
-    /// All keys of the caller's tenant.
+    /// Keys of the caller's tenant after one of them, oldest first, revoked ones included.
     ///
     /// # Errors
     ///
     /// If the caller is not an admin.
-    pub async fn keys(&self, caller: &Caller) -> Result<Vec<ApiKey>, EngineError> {
+    pub async fn keys(
+        &self,
+        caller: &Caller,
+        after: Option<KeyId>,
+        limit: usize,
+    ) -> Result<Vec<ApiKey>, EngineError> {
         require_admin(caller)?;
-        Ok(self.inner().store.api_keys(caller.tenant.clone()).await?)
+        let store = &self.inner().store;
+        Ok(store.api_keys(caller.tenant.clone(), after, limit).await?)
+    }
+
+    /// The ids of the keys of the caller's tenant that `is_wanted` picks.
+    ///
+    /// # Errors
+    ///
+    /// If the caller is not an admin.
+    pub async fn keys_where(
+        &self,
+        caller: &Caller,
+        is_wanted: impl Fn(&ApiKey) -> bool,
+    ) -> Result<Vec<KeyId>, EngineError> {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.keys(caller, after, READ_AT_ONCE).await?;
+            let Some(last) = page.last() else {
+                return Ok(found);
+            };
+            after = Some(last.id);
+            found.extend(page.iter().filter(|key| is_wanted(key)).map(|key| key.id));
+        }
     }
 
     /// Revokes a key at once. Revoking it again changes nothing.
@@ -252,9 +293,8 @@ impl Engine {
     /// If the caller is not an admin, or there is no such key.
     pub async fn revoke_key(&self, caller: &Caller, id: KeyId) -> Result<(), EngineError> {
         require_admin(caller)?;
-        let keys = self.inner().store.api_keys(caller.tenant.clone()).await?;
-        let key = keys.into_iter().find(|key| key.id == id);
-        let mut key = key.ok_or(EngineError::NotFound)?;
+        let key = self.inner().store.api_key_of(caller.tenant.clone(), id);
+        let mut key = key.await?.ok_or(EngineError::NotFound)?;
         if key.revoked_at.is_some() {
             // The call that revoked it may not have updated memory yet.
             self.note_key(key);
@@ -276,6 +316,9 @@ pub(crate) fn require_sound(new: &NewKey) -> Result<(), EngineError> {
     };
     if new.roles.is_empty() {
         return invalid("`roles` names at least one of client, worker, approver, operator, admin");
+    }
+    if new.roles.len() > ROLES_MAX || new.agents.len() > AGENTS_MAX {
+        return invalid("a key has at most 32 `roles` and 256 `agents`");
     }
     if new.name.as_ref().is_some_and(|name| !has_name(name)) {
         return invalid("`name` is 1 to 128 bytes without control or invisible characters");

@@ -19,7 +19,7 @@ use statehold_core::name::Name;
 use statehold_core::record::{Event, Record};
 use statehold_core::request::RequestOutcome;
 use statehold_core::scope::{MergePolicy, Scope, StateKey};
-use statehold_core::session::SessionState;
+use statehold_core::session::{Owner, SessionState};
 use statehold_store::{MemoryPage, MemoryQuery, PageLimit, SharedOwner, StoredRecord};
 
 use crate::api::caller::{ReadToken, token_caller};
@@ -748,7 +748,16 @@ impl LeasedRequest {
     ///
     /// If there is no such session.
     pub async fn user(&self) -> Result<UserId, EngineError> {
-        Ok(self.engine.owner(self.ids.session).await?.user)
+        Ok(self.owner().await?.user)
+    }
+
+    /// The owner of the session.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such session.
+    pub async fn owner(&self) -> Result<Owner, EngineError> {
+        self.engine.owner(self.ids.session).await
     }
 
     /// The path of its agent.
@@ -773,23 +782,8 @@ impl LeasedRequest {
     ///
     /// If the store fails.
     pub async fn private_states(&self) -> Result<Vec<Vec<u8>>, EngineError> {
-        let (session, store) = (self.ids.session, &self.engine.inner().store);
-        let state = self.engine.durable_state(session).await?;
-        let mut states = Vec::new();
-        if let Some(memory) = state.memories.get(&self.path) {
-            let query = MemoryQuery {
-                path: self.path.clone(),
-                memory: Some(*memory),
-                reader: None,
-                exchanges: 0,
-                bytes: 0,
-            };
-            states.extend(store.memory(session, query).await?.task_state);
-        }
-        for task in state.tasks.values().filter(|task| task.path == self.path) {
-            states.extend(store.task_state(task.id).await?);
-        }
-        Ok(states)
+        let session = self.ids.session;
+        self.engine.private_states_of(session, &self.path).await
     }
 
     /// Another live request of its path that has opened holds, decided or not.
@@ -849,4 +843,31 @@ fn item_ids(made: &DecidedCommit<'_>) -> Vec<ItemId> {
         _ => &[],
     });
     items.map(|item| item.id).collect()
+}
+
+impl Engine {
+    /// The private states that were written on a path of a session.
+    pub(crate) async fn private_states_of(
+        &self,
+        session: SessionId,
+        path: &AgentPath,
+    ) -> Result<Vec<Vec<u8>>, EngineError> {
+        let store = &self.inner().store;
+        let state = self.durable_state(session).await?;
+        let mut states = Vec::new();
+        if let Some(memory) = state.memories.get(path) {
+            let query = MemoryQuery {
+                path: path.clone(),
+                memory: Some(*memory),
+                reader: None,
+                exchanges: 0,
+                bytes: 0,
+            };
+            states.extend(store.memory(session, query).await?.task_state);
+        }
+        for task in state.tasks.values().filter(|task| task.path == *path) {
+            states.extend(store.task_state(task.id).await?);
+        }
+        Ok(states)
+    }
 }

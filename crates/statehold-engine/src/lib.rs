@@ -23,24 +23,29 @@ mod keys;
 pub mod leased;
 mod locks;
 mod long_reads;
+pub mod measures;
 mod open_hold;
 mod own_work;
+mod people;
 pub mod phases;
 mod ports;
 mod read;
 mod reconcile;
 mod shared;
 mod shares;
+pub mod stage;
 mod swap;
 mod temp;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod trace;
+mod turn_memory;
 mod users;
 mod watch;
 
 pub use addresses::{Resumable, SigningSecret};
 pub use answer_memory::{AnswerMemory, OwnMemory, SMALL_PAYLOAD_BYTES};
-pub use background::drafts::{DraftPiece, DraftReader, OpenDraft};
+pub use background::drafts::{DraftChange, DraftPiece, DraftReader, OpenDraft};
 pub use caller::{Caller, PhaseScope, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
 pub use commit::auto_claim::AutoClaim;
@@ -51,6 +56,7 @@ pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::FeedEntry;
 pub use guard::credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
+pub use guard::lifetimes::{DefaultLifetimes, Lifetimes};
 pub use guard::policy;
 pub use guard::redact::{PathRule, Pattern, RedactionRules};
 pub use guard::schema::{FieldError, Schema};
@@ -74,4 +80,5 @@ pub use statehold_store::{
     SessionSummary, SharedValue, StateValue, StoredItem, StoredRecord,
 };
 pub use swap::Swap;
+pub use turn_memory::{TurnMemories, TurnMemory, TurnMemoryFull};
 pub use users::NewUser;

@@ -11,6 +11,10 @@ use tokio::sync::OwnedMutexGuard;
 pub struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
     /// Waits for the value.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

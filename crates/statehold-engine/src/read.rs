@@ -32,6 +32,10 @@ pub use request_page::RequestHolds;
 pub(crate) const SCAN_MAX: usize = 2_000;
 /// How many rows one query of a list reads.
 pub(crate) const SCAN_STEP: usize = 200;
+/// The names and labels of sessions that one list call opens, in bytes. The last query may go beyond it by its rows.
+pub(crate) const SCAN_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// How many sessions one query of a list reads. Each may have 20 KiB of labels.
+const SESSIONS_STEP: usize = 50;
 
 /// The size of the pages that the engine reads for itself.
 pub(crate) const OWN_PAGE_BYTES_MAX: u64 = 1024 * 1024;
@@ -249,8 +253,13 @@ impl Engine {
                 next: None,
             });
         }
+        let _turn = if filter.is_search() {
+            Some(self.inner().searches.turn(caller).await?)
+        } else {
+            None
+        };
         let mut entries = Vec::new();
-        let (mut after, mut seen, mut bytes) = (after, 0, 0);
+        let (mut after, mut seen, mut bytes, mut opened) = (after, 0, 0, 0);
         loop {
             let query = SessionQuery {
                 tenant: caller.tenant.clone(),
@@ -258,13 +267,14 @@ impl Engine {
                 user,
                 order: filter.order,
                 after,
-                limit: SCAN_STEP,
+                limit: SESSIONS_STEP,
             };
             let rows = self.inner().store.sessions(query).await?;
-            let is_last = rows.len() < SCAN_STEP;
+            let is_last = rows.len() < SESSIONS_STEP;
             seen += rows.len();
             for row in rows {
                 after = Some(row.list_place());
+                opened += row.text_bytes();
                 if is_own(caller, &row) && filter.fits(&row) {
                     bytes += row.labels.as_ref().map_or(0, String::len) as u64;
                     entries.push(row);
@@ -276,7 +286,7 @@ impl Engine {
                     }
                 }
             }
-            if is_last || seen >= SCAN_MAX {
+            if is_last || seen >= SCAN_MAX || opened >= SCAN_BYTES_MAX {
                 let next = after.filter(|_| !is_last);
                 return Ok(Page { entries, next });
             }
@@ -567,6 +577,11 @@ impl Engine {
 }
 
 impl SessionListInput {
+    /// Whether a page may need many more rows than it has entries.
+    fn is_search(&self) -> bool {
+        self.status.is_some() || self.label.is_some() || self.text.is_some()
+    }
+
     fn fits(&self, row: &SessionSummary) -> bool {
         self.status.is_none_or(|status| status == row.status)
             && self

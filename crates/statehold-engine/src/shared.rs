@@ -204,6 +204,8 @@ impl Engine {
         let command = create_command(
             owner,
             &SessionInput::default(),
+            // The values of an app or a user have no end of their own.
+            (None, None),
             StatePatch::default(),
             &mut creation.payloads,
         )?;

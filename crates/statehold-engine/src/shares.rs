@@ -200,6 +200,11 @@ impl Pool {
 }
 
 impl Share {
+    /// How many units it has.
+    pub(crate) fn units(&self) -> usize {
+        self.units
+    }
+
     /// Whether a caller waits for units of the pool.
     pub fn is_waited_for(&self) -> bool {
         let used = self.pool.used.lock();

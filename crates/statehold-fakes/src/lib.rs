@@ -1,5 +1,5 @@
 //! Fake services for tests. [`FakeService`] answers over HTTP from a script and records its requests;
-//! `chat`, `conversations`, `analytics` and `tools` have the responses of agents, models and tool servers. [`SseParser`]
+//! `chat`, `dial`, `conversations`, `analytics` and `tools` have the responses of agents, models and tool servers. [`SseParser`]
 //! reads the event streams that our own server sends.
 
 #![allow(
@@ -10,6 +10,7 @@
 pub mod analytics;
 pub mod chat;
 pub mod conversations;
+pub mod dial;
 mod response;
 mod service;
 mod sse;

@@ -7,6 +7,7 @@ use statehold_core::digest::{BodyRef, Digest, PayloadKey};
 use statehold_core::ids::{IdMint, KeyId, SessionId, Shard, UserId};
 use statehold_core::name::Name;
 use statehold_core::principal::{Actor, Principal};
+use statehold_core::record::Change;
 use statehold_core::session::Owner;
 use statehold_core::task::CloseOn;
 use statehold_core::time::Timestamp;
@@ -113,6 +114,17 @@ pub fn create_session() -> Command {
         labels: None,
         state: StatePatch::default(),
         ttl: None,
+        hidden_ttl_ms: None,
+    }
+}
+
+/// The command by which a session keeps its hidden payloads `ms` milliseconds.
+pub fn keep_hidden_for(ms: u64) -> Command {
+    Command::PatchSession {
+        labels: None,
+        name: None,
+        ttl: None,
+        hidden_ttl_ms: Some(Change::Set(ms)),
     }
 }
 

@@ -43,12 +43,20 @@ pub struct World {
     pub deleted: bool,
     /// How long it lives, and when that was said.
     pub life: Option<(TimeToLive, Timestamp)>,
+    /// How long it keeps hidden payloads after its last use, in milliseconds.
+    pub hidden_life: Option<u64>,
+    /// The last command that erased hidden payloads of a session that goes on.
+    pub hidden_erased_by: Option<u64>,
     /// How many commands were committed.
     pub revision: u64,
     /// When the last one was.
     pub last_at: Timestamp,
     /// When the one before it was.
     pub was_at: Timestamp,
+    /// When it was used last: erasing hidden payloads is no use.
+    pub used_at: Timestamp,
+    /// When it was used before that.
+    pub was_used_at: Timestamp,
     /// All tasks, in the order of their aliases.
     pub tasks: Vec<KnownTask>,
     /// All requests, in the order of their aliases.
@@ -215,6 +223,7 @@ impl World {
         next.revision += 1;
         next.was_at = self.last_at;
         next.last_at = ctx.now.max(self.last_at);
+        (next.was_used_at, next.used_at) = (self.used_at, next.last_at);
         let answer = next.perform(command, ctx).unwrap_or_else(Answer::Refused);
         if matches!(answer, Answer::Done | Answer::Late(_)) {
             next.look_around(ctx);
@@ -247,9 +256,17 @@ impl World {
     pub fn expires_at(&self) -> Option<Timestamp> {
         let (ttl, since) = self.life?;
         Some(match ttl.mode {
-            TtlMode::Sliding => self.last_at.plus_ms(ttl.ms),
+            TtlMode::Sliding => self.used_at.plus_ms(ttl.ms),
             TtlMode::Fixed => since.plus_ms(ttl.ms),
         })
+    }
+
+    /// When the hidden payloads are erased.
+    pub fn hidden_expires_at(&self) -> Option<Timestamp> {
+        let ms = self.hidden_life?;
+        let is_live = (0..self.requests.len()).any(|request| self.is_live(request));
+        let is_erased = self.hidden_erased_by == Some(self.revision);
+        (!is_live && !is_erased).then(|| self.used_at.plus_ms(ms))
     }
 
     /// Whether a request has not ended.

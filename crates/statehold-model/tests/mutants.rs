@@ -14,7 +14,7 @@ use statehold_model::checker::{Caught, Scope, hunt};
 const WORLDS: usize = 60_000;
 
 /// Each bug, the promise that it breaks, and how the name of the scope that shows it begins.
-const EXPECTED: [(Mutant, Invariant, &str); 39] = [
+const EXPECTED: [(Mutant, Invariant, &str); 40] = [
     (Mutant::DecideTwice, Invariant::SingleDecision, "two holds"),
     (
         Mutant::ReplayAnything,
@@ -104,6 +104,11 @@ const EXPECTED: [(Mutant, Invariant, &str); 39] = [
     (Mutant::ForgetParent, Invariant::Progress, "a hold below"),
     (Mutant::ForkKeepsLive, Invariant::CancelCloses, "cascade"),
     (Mutant::MemoryMoves, Invariant::OneMemory, "a hold below"),
+    (
+        Mutant::EraseWhileLive,
+        Invariant::HiddenWaitsForRequests,
+        "hidden payloads",
+    ),
     (
         Mutant::RememberFailures,
         Invariant::OneMemory,

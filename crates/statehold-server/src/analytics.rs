@@ -36,6 +36,8 @@ static SURFACE: ChatSurface = ChatSurface {
     session: "conversationReference",
     agent: "dataAgent",
     has_debug: false,
+    shows_stages: false,
+    refers: false,
 };
 
 /// The routes of this API, below `/v1` and `/v1beta`.

@@ -5,6 +5,7 @@
 //! through this module, which calls `api::turn`.
 
 mod carrier;
+mod completions;
 mod inline;
 mod refusal;
 mod stateless;
@@ -19,6 +20,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::HeaderMap;
 use serde::de::DeserializeOwned;
+use statehold_agents::plain_state::plain_state;
 use statehold_agents::spec::AgentBook;
 use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
@@ -39,14 +41,17 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 pub(crate) use self::carrier::{CarriedText, Carrier, StateOpener};
+pub(crate) use self::completions::{
+    ChatMessageIn, CompletionFormat, CompletionsCall, CompletionsIn, StateholdOut,
+};
 pub(crate) use self::inline::{CallerData, ClientManagedIds, InlineContext};
 pub(crate) use self::refusal::{TurnContext, forbid_retry};
 pub(crate) use self::stateless::{
     FailedCalls, agent_needs_session, needs_trust, passes_tools, trusts_callers,
 };
 use self::stateless::{ScratchSession, needs_session};
-pub(crate) use self::stream::TurnFormat;
 use self::stream::{DraftedText, StreamWriter};
+pub(crate) use self::stream::{SentText, TurnFormat};
 use crate::http::body::Payload;
 use crate::http::call::{App, CallContext, CallerCredential, text};
 use crate::http::delivery;
@@ -110,6 +115,10 @@ pub(crate) struct ChatSurface {
     pub(crate) agent: &'static str,
     /// Whether its answers have a place for hidden items.
     pub(crate) has_debug: bool,
+    /// Whether its answers show the stages of a turn.
+    pub(crate) shows_stages: bool,
+    /// Whether its answers carry references unless the call says otherwise.
+    pub(crate) refers: bool,
 }
 
 /// A turn that was found or started. A turn without a session also has its session in memory, which is deleted at
@@ -134,6 +143,21 @@ pub(crate) struct TurnExtras {
 }
 
 impl TurnExtras {
+    /// The plain state of a turn in a session, if its client carries that.
+    async fn plain_state(
+        &self,
+        app: &App,
+        turn: &TurnHandle,
+        snapshot: &TurnSnapshot,
+    ) -> Result<Option<Raw>, EngineError> {
+        let is_plain = self.carrier.as_ref().is_some_and(|it| it.is_plain);
+        if !is_plain || snapshot.is_paused() {
+            return Ok(None);
+        }
+        let states = turn.agent_states(snapshot).await?;
+        Ok(plain_state(&app.options.agents.get(), &states))
+    }
+
     /// Adds a reference to the turn, or the state of the agent, to the end of the turn.
     fn complete(
         self,
@@ -146,7 +170,9 @@ impl TurnExtras {
         let Some(carrier) = self.carrier else {
             return;
         };
-        if has_session {
+        if carrier.is_plain {
+            ending.carried = state;
+        } else if has_session {
             ending.carried = carrier
                 .wants_reference
                 .then(|| carrier.reference(app, turn, revision));
@@ -302,7 +328,7 @@ fn reply_of(snapshot: &TurnSnapshot, parts: ReplyParts, base: &str) -> AgentRepl
 
 impl ChatCall {
     /// Authenticates the caller and reads the headers and the body.
-    pub(crate) async fn read<T: DeserializeOwned>(
+    pub(crate) async fn read<T: DeserializeOwned + Send + 'static>(
         app: &App,
         request: Request,
         surface: &'static ChatSurface,
@@ -430,7 +456,7 @@ impl ChatCall {
         let input = self.turn_input(app, agent, message);
         let new = SessionInput {
             user: Some(user.to_owned()),
-            ..self.new_session(app, named.app.as_str(), agent, None)
+            ..self.new_session(named.app.as_str(), agent, None)
         };
         let (engine, log) = (&app.engine, &app.deliveries);
         let call = turn::replacing_call(engine, &self.asked.caller, expired).await?;
@@ -510,7 +536,6 @@ impl ChatCall {
     /// names.
     pub(crate) fn new_session(
         &self,
-        app: &App,
         app_name: &str,
         agent: &Name,
         in_body: Option<&str>,
@@ -523,7 +548,7 @@ impl ChatCall {
                 None => Some(self.user_name(in_body).to_owned()),
             },
             agent: Some(agent.to_string()),
-            ttl_seconds: app.options.chat_session_ttl_seconds,
+            is_chat: true,
             ..SessionInput::default()
         }
     }
@@ -561,6 +586,7 @@ impl ChatCall {
         ReplyParts {
             calls: !has_session && self.brings_tools,
             state: !has_session,
+            stages: self.surface.shows_stages,
         }
     }
 
@@ -619,9 +645,10 @@ impl ChatCall {
     }
 
     /// Drops the body of the call when its turn is open, and gives its memory back. A turn without a session has
-    /// all of it in a session in memory, until the call ends.
+    /// the texts of all of it in a session in memory, until the call ends.
     fn drop_body(&mut self, turn: &ChatTurn) {
         self.body = Bytes::new();
+        self.asked.slot.release_values();
         if turn.scratch.is_none() {
             self.asked.slot.release_body();
         }
@@ -655,7 +682,11 @@ impl ChatCall {
             let receipt = has_session.then(|| log.receipt(handle, true, &snapshot));
             let head = TurnHead::of(handle, snapshot.started_at, has_session, &extras);
             let mut reply = reply_of(&snapshot, self.reply_parts(has_session), &self.base);
-            let carries = (snapshot.revision, reply.state.take());
+            let mut state = reply.state.take();
+            if has_session {
+                state = extras.plain_state(app, handle, &snapshot).await?;
+            }
+            let carries = (snapshot.revision, state);
             let debug = if self.wants_debug {
                 Some(handle.debug(&self.asked.caller, &snapshot).await?)
             } else {
@@ -694,7 +725,8 @@ impl ChatCall {
             known.found(&handle);
         }
         let started_at = handle.started_at().await?;
-        let mut follower = handle.follow(self.deadline(has_session));
+        let follower = handle.follow(self.deadline(has_session));
+        let mut follower = follower.with_stages(self.reply_parts(has_session).stages);
         let mut first = None;
         if is_hosted || self.awaits_first {
             let next = self.asked.while_valid(follower.next(&self.asked));

@@ -12,3 +12,4 @@ pub mod seal;
 pub(crate) mod shares;
 pub(crate) mod sse;
 pub(crate) mod turn_failure;
+pub(crate) mod vouched;

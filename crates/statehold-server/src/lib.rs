@@ -1,11 +1,12 @@
-//! The HTTP server: the native API, feeds, conversations, the APIs of OpenAI, Google's Conversational Analytics and
-//! ADK, and the pages of the console. It converts wire types to engine calls and results to wire types, and never
+//! The HTTP server: the native API, feeds, conversations, the APIs of OpenAI, DIAL, Google's Conversational Analytics
+//! and ADK, and the pages of the console. It converts wire types to engine calls and results to wire types, and never
 //! touches a store.
 
 mod adk;
 mod analytics;
 mod chat;
 mod console;
+mod dial;
 mod http;
 mod mcp;
 mod native;
@@ -16,13 +17,14 @@ mod ums;
 
 use std::sync::LazyLock;
 
-use ::http::{HeaderValue, Uri};
+use ::http::{HeaderValue, Method, Uri};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use statehold_engine::Engine;
+use statehold_engine::trace::{self, OpenSpan, SpanKind, TraceContext};
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -65,11 +67,16 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         .route("/v1/models/{model}", get(openai::models::read))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn_with_state(
+            app.clone(),
+            http::vouched::vouch,
+        ))
         .layer(middleware::from_fn_with_state(app.clone(), observe))
         .layer(CatchPanicLayer::custom(|_| {
             let detail = "the server has a bug here; nothing that was not confirmed has happened";
             Problem::new(Code::Internal, detail).into_response()
         }))
+        .layer(middleware::from_fn(dial::errors::translate))
         .layer(middleware::from_fn(openai::errors::translate))
         .layer(middleware::from_fn(analytics::errors::translate))
         .layer(middleware::from_fn(adk::errors::translate))
@@ -91,7 +98,7 @@ pub fn openapi_json() -> &'static str {
 
 fn routes() -> OpenApiRouter<App> {
     use native::{
-        agent, audit, chat, feed, hold, key, key_ring, operations, request, resume_address,
+        agent, audit, backup, chat, feed, hold, key, key_ring, operations, request, resume_address,
         session, state, task, user,
     };
     OpenApiRouter::with_openapi(openapi::Document::openapi())
@@ -107,10 +114,16 @@ fn routes() -> OpenApiRouter<App> {
         .routes(routes!(openai::chat))
         .routes(routes!(openai::models::list))
         .routes(routes!(openai::models::read))
+        .routes(routes!(dial::chat))
+        .routes(routes!(dial::deployments::list))
+        .routes(routes!(dial::deployments::read))
+        .routes(routes!(dial::deployments::configuration))
+        .routes(routes!(dial::deployments::rate))
         .merge(key::routes())
         .merge(key_ring::routes())
         .merge(user::routes())
         .merge(audit::routes())
+        .merge(backup::routes())
         .merge(operations::routes())
 }
 
@@ -133,7 +146,9 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
         .extensions()
         .get::<MatchedPath>()
         .map_or_else(|| "none".to_owned(), |path| path.as_str().to_owned());
-    let mut response = next.run(request).await;
+    let mut span = begin_span(&app, &request, &method, &route);
+    let place = span.as_ref().and_then(OpenSpan::context);
+    let mut response = trace::within(place, next.run(request)).await;
     response.headers_mut().insert(
         "x-content-type-options",
         HeaderValue::from_static("nosniff"),
@@ -144,12 +159,37 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
         .insert("x-frame-options", HeaderValue::from_static("DENY"));
     let status = response.status().as_u16();
     let seconds = begun.elapsed().as_secs_f64();
-    // Unknown methods share one label, so callers cannot grow the metrics without bound.
-    let method = match method.as_str() {
-        known @ ("GET" | "POST" | "PATCH" | "DELETE" | "PUT" | "HEAD" | "OPTIONS") => known,
-        _ => "other",
-    };
+    let method = known_method(&method);
+    if let Some(span) = &mut span {
+        span.set("http.response.status_code", status.to_string());
+        if status >= 500 {
+            span.fail();
+        }
+    }
     app.metrics.note(method, &route, status, seconds);
     tracing::debug!(method, route, status, seconds, "answered");
     response
+}
+
+/// The span of a call, in the trace of its caller if that has one. Calls of monitors have none.
+fn begin_span(app: &App, request: &Request, method: &Method, route: &str) -> Option<OpenSpan> {
+    let traces = app.engine.traces()?;
+    if matches!(route, "/healthz" | "/readyz" | "/metrics") {
+        return None;
+    }
+    let method = known_method(method);
+    let caller = request.headers().get("traceparent");
+    let caller = caller.and_then(|text| TraceContext::parse(text.to_str().ok()?));
+    let named = (SpanKind::Server, format!("{method} {route}"));
+    let mut span = traces.begin(caller, named, app.engine.now())?;
+    span.set("http.request.method", method);
+    span.set("http.route", route);
+    Some(span)
+}
+
+/// Unknown methods share one name, so callers cannot grow the metrics without bound.
+fn known_method(method: &Method) -> &'static str {
+    const KNOWN: [&str; 7] = ["GET", "POST", "PATCH", "DELETE", "PUT", "HEAD", "OPTIONS"];
+    let known = KNOWN.into_iter().find(|known| *known == method.as_str());
+    known.unwrap_or("other")
 }

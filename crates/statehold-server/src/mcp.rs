@@ -21,15 +21,17 @@ mod uri;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use futures_util::StreamExt;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::Full;
-use rmcp::model::{ClientJsonRpcMessage, ClientRequest, InitializeRequestParams, RequestId};
+use rmcp::model::{InitializeRequestParams, RequestId, SubscriptionsListenRequestParams};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
-use serde::de::IgnoredAny;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use statehold_core::limits::MCP_VALUES_MAX;
 use tokio_util::sync::CancellationToken;
 
 use self::handler::Handler;
@@ -37,6 +39,7 @@ use self::legacy::CallerSessions;
 use self::subscription::Listened;
 use crate::http::body::Payload;
 use crate::http::call::{App, CallContext};
+use crate::http::json::JsonLimits;
 use crate::http::problem::Problem;
 
 #[cfg(feature = "conformance")]
@@ -62,14 +65,19 @@ async fn answer(app: &App, request: Request) -> Result<Response, Problem> {
     }
     let is_stream = parts.method == Method::GET;
     let is_end = parts.method == Method::DELETE;
-    let bytes = if parts.method == Method::POST {
+    let Payload {
+        value: message,
+        bytes,
+    } = if parts.method == Method::POST {
         let request = Request::from_parts(parts.clone(), body);
-        let body = Payload::<IgnoredAny>::from_request(request, app).await?;
-        body.bytes
+        let limits = JsonLimits {
+            values_max: MCP_VALUES_MAX,
+            ..JsonLimits::default()
+        };
+        Payload::<Message>::read(request, app, limits).await?
     } else {
-        Bytes::new()
+        Payload::default()
     };
-    let message = Message::of(&bytes);
     let message_begins = message.initialize.is_some();
     let listened = Listened::open(&context, &message.subscriptions).await;
     let handler = Handler::new(listened);
@@ -141,8 +149,10 @@ fn set_headers(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, no_store);
 }
 
-/// The parts of a message that the server needs before rmcp reads it.
-#[derive(Default)]
+/// The parts of a message that the server needs before rmcp reads it. A part that is not valid is left to rmcp, which
+/// answers it.
+#[derive(Default, Deserialize)]
+#[serde(from = "Envelope")]
 struct Message {
     /// The URIs that a client of the newer era wants to hear about.
     subscriptions: Vec<String>,
@@ -152,24 +162,74 @@ struct Message {
     id: Option<RequestId>,
 }
 
-impl Message {
-    /// A message that is not valid is left to rmcp, which answers it.
-    fn of(bytes: &[u8]) -> Self {
+/// A message whose parts are text: most of a long one are arguments, which only their tool reads.
+#[derive(Deserialize)]
+struct Envelope {
+    id: Option<Box<RawValue>>,
+    method: Option<Box<RawValue>>,
+    params: Option<Box<RawValue>>,
+}
+
+impl From<Envelope> for Message {
+    fn from(envelope: Envelope) -> Self {
         let mut message = Self::default();
-        let Ok(ClientJsonRpcMessage::Request(request)) = serde_json::from_slice(bytes) else {
+        let Some(method) = read_part::<String>(envelope.method) else {
             return message;
         };
-        message.id = Some(request.id);
-        match request.request {
-            ClientRequest::InitializeRequest(initialize) => {
-                message.initialize = Some(initialize.params);
-            }
-            ClientRequest::SubscriptionsListenRequest(listen) => {
-                let uris = listen.params.notifications.resource_subscriptions;
+        message.id = read_part(envelope.id);
+        match method.as_str() {
+            "initialize" => message.initialize = read_part(envelope.params),
+            "subscriptions/listen" => {
+                let listen = read_part::<SubscriptionsListenRequestParams>(envelope.params);
+                let uris = listen.and_then(|listen| listen.notifications.resource_subscriptions);
                 message.subscriptions = uris.unwrap_or_default();
             }
             _ => {}
         }
         message
+    }
+}
+
+fn read_part<T: DeserializeOwned>(part: Option<Box<RawValue>>) -> Option<T> {
+    serde_json::from_str(part?.get()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(text: &str) -> Message {
+        serde_json::from_str(text).expect("an object")
+    }
+
+    #[test]
+    fn a_message_is_read_as_far_as_the_server_needs_it() {
+        let begin = message(
+            r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18",
+            "capabilities":{},"clientInfo":{"name":"c","version":"1"}}}"#,
+        );
+        assert_eq!(begin.id, Some(RequestId::Number(1)));
+        assert!(begin.initialize.is_some() && begin.subscriptions.is_empty());
+        let listen = message(
+            r#"{"id":"a","method":"subscriptions/listen","params":{"_meta":{},"notifications":
+            {"resourceSubscriptions":["conversation://a"]}}}"#,
+        );
+        assert_eq!(listen.subscriptions, ["conversation://a"]);
+        assert!(listen.initialize.is_none());
+    }
+
+    #[test]
+    fn a_message_that_is_not_valid_is_left_to_the_library() {
+        for text in [
+            "{}",
+            r#"{"id":1,"result":{}}"#,
+            r#"{"id":{},"method":"initialize","params":7}"#,
+            r#"{"id":null,"method":7,"params":{}}"#,
+            r#"{"method":"subscriptions/listen","params":{"notifications":[]}}"#,
+        ] {
+            let message = message(text);
+            let is_empty = message.id.is_none() && message.initialize.is_none();
+            assert!(is_empty && message.subscriptions.is_empty(), "{text}");
+        }
     }
 }

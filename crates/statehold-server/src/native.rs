@@ -3,6 +3,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod audit;
+pub(crate) mod backup;
 pub(crate) mod chat;
 pub(crate) mod dev;
 pub(crate) mod feed;

@@ -26,6 +26,8 @@ static SURFACE: ChatSurface = ChatSurface {
     session: "the id in the path",
     agent: "ums.agent",
     has_debug: false,
+    shows_stages: false,
+    refers: false,
 };
 
 /// The first segments of the paths of other surfaces.

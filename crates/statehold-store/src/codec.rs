@@ -5,7 +5,7 @@
 //! payloads of a record are kept together, in the order the record names them, each behind a codec
 //! byte, a seal byte and its stored length, so that one payload can be erased without touching the
 //! others. Payloads are compressed first and sealed then; records are never sealed. See
-//! `docs/formats/store-v5.md`.
+//! `docs/formats/store-v6.md`.
 
 use std::cell::RefCell;
 use std::sync::Arc;

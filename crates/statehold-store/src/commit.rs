@@ -336,6 +336,11 @@ impl Commit {
         self.record.content.session
     }
 
+    /// Whether it removes payloads.
+    pub fn removes_payloads(&self) -> bool {
+        self.writes.erased.is_some()
+    }
+
     /// The agent of a task that is open after the commit, or closed by it.
     pub(crate) fn agent_of(&self, task: TaskId) -> Option<&Name> {
         task_of(&self.after, &self.changes, task).map(|task| &task.agent)

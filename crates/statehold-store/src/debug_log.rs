@@ -27,8 +27,9 @@ use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
 
 use crate::key_ring::{KeyRing, RingKey, RingKeyId};
-use crate::keys::{now, sync_directory};
+use crate::keys::now;
 use crate::port::StoreError;
+use crate::private_file::{sync_directory, unavailable};
 
 pub use reader::{DebugLogReader, ReadEntry};
 
@@ -310,10 +311,6 @@ fn nonce(number: u64) -> XNonce {
     let mut nonce = [0; 24];
     nonce[..8].copy_from_slice(&number.to_le_bytes());
     XNonce::from(nonce)
-}
-
-fn unavailable(source: std::io::Error) -> StoreError {
-    StoreError::Unavailable(Box::new(source))
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId};
 use uuid::Uuid;
 
-use crate::keys::{require_private, sync_directory};
 use crate::port::StoreError;
+use crate::private_file::{require_private, sync_directory, unavailable};
 
 const SLOT_BYTES: usize = 128;
 const VERSION: u8 = 1;
@@ -124,7 +124,7 @@ impl HoldKeyFile {
         let path = directory.join(Self::NAME);
         match OpenOptions::new().read(true).write(true).open(&path) {
             Ok(mut file) => {
-                require_private(&file, Self::NAME)?;
+                require_private(&file, &path)?;
                 let mut bytes = Vec::new();
                 file.read_to_end(&mut bytes).map_err(unavailable)?;
                 slots.read(&bytes)?;
@@ -321,13 +321,6 @@ fn write_slot(file: &File, slot: usize, bytes: &[u8; SLOT_BYTES]) -> Result<(), 
     file.write_all_at(bytes, at).map_err(unavailable)
 }
 
-fn unavailable(source: std::io::Error) -> StoreError {
-    if source.kind() == std::io::ErrorKind::StorageFull {
-        return StoreError::Full;
-    }
-    StoreError::Unavailable(Box::new(source))
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -428,9 +421,6 @@ mod tests {
         assert!(refused.to_string().contains("newer"), "{refused}");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("chmod");
         let refused = HoldKeyFile::open(directory.path()).expect_err("refused");
-        assert!(
-            refused.to_string().contains("chmod 600 hold-keys"),
-            "{refused}"
-        );
+        assert!(refused.to_string().contains("chmod 600"), "{refused}");
     }
 }

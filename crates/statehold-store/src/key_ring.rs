@@ -4,9 +4,6 @@
 //! secret: its id of 8 hexadecimal digits, a space, 64 hexadecimal digits, a space, and the time of creation
 //! in microseconds since 1970. Rotation adds a line; what older secrets sealed stays readable.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
@@ -15,8 +12,9 @@ use hkdf::Hkdf;
 use sha2::Sha256;
 use statehold_core::time::Timestamp;
 
-use crate::keys::{KeyFile, now, require_private, sync_directory};
+use crate::keys::{KeyFile, now};
 use crate::port::StoreError;
+use crate::private_file::{LineFile, append_line, sync_directory};
 
 /// Names a secret of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,25 +138,12 @@ impl KeyRing {
     /// If it cannot be read or written, can be read by others, or has a line that is not a secret.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let path = directory.join(Self::NAME);
-        let mut options = OpenOptions::new();
-        let mut file = options
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(unavailable)?;
-        require_private(&file, Self::NAME)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text).map_err(unavailable)?;
-        let mut whole = text.rfind('\n').map_or(0, |end| end + 1);
-        if whole < text.len() {
-            if text[whole..].len() >= Self::LINE_BYTES && RingKey::parse(&text[whole..]).is_some() {
+        let mut file = LineFile::open(&path)?;
+        if let Some(rest) = file.rest() {
+            if rest.len() >= Self::LINE_BYTES && RingKey::parse(rest).is_some() {
                 // A copy that lost its last line feed.
-                file.write_all(b"\n").map_err(unavailable)?;
-                text.push('\n');
-                whole = text.len();
-            } else if whole == 0
+                file.end_rest()?;
+            } else if file.lines().is_empty()
                 && std::fs::metadata(directory.join(KeyFile::NAME)).is_ok_and(|keys| keys.len() > 0)
             {
                 let file = path.display();
@@ -167,11 +152,10 @@ impl KeyRing {
                 )));
             } else {
                 // A crash can cut the last line; nothing was sealed under its secret.
-                file.set_len(whole as u64).map_err(unavailable)?;
+                file.drop_rest()?;
             }
-            file.sync_all().map_err(unavailable)?;
         }
-        let keys = parse_lines(&path, &text[..whole])?;
+        let keys = parse_lines(&path, file.lines())?;
         let is_new = keys.is_empty();
         let ring = Self {
             path: Some(path),
@@ -191,13 +175,8 @@ impl KeyRing {
     /// If there is none, it cannot be read, can be read by others, or has a line that is not a secret.
     pub fn read(directory: &Path) -> Result<Self, StoreError> {
         let path = directory.join(Self::NAME);
-        let mut file = File::open(&path).map_err(unavailable)?;
-        require_private(&file, Self::NAME)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text).map_err(unavailable)?;
-        // The server may be adding a line.
-        let whole = text.rfind('\n').map_or(0, |end| end + 1);
-        let keys = parse_lines(&path, &text[..whole])?;
+        // The server may be adding a line behind the whole ones.
+        let keys = parse_lines(&path, LineFile::read(&path)?.lines())?;
         if keys.is_empty() {
             let file = path.display();
             return Err(StoreError::Unusable(format!(
@@ -281,27 +260,6 @@ fn parse_lines(path: &Path, text: &str) -> Result<Vec<RingKey>, StoreError> {
         })
     });
     keys.collect()
-}
-
-/// Adds a line to a key file. If that fails, the file is as long as before.
-pub(crate) fn append_line(path: &Path, line: &str) -> Result<(), StoreError> {
-    let mut file = OpenOptions::new()
-        .append(true)
-        .open(path)
-        .map_err(unavailable)?;
-    let before = file.metadata().map_err(unavailable)?.len();
-    let appended = file
-        .write_all(line.as_bytes())
-        .and_then(|()| file.sync_all());
-    appended.map_err(|error| {
-        // Half a line would be damage in the middle once the next one is behind it.
-        drop(file.set_len(before));
-        unavailable(error)
-    })
-}
-
-fn unavailable(source: std::io::Error) -> StoreError {
-    StoreError::Unavailable(Box::new(source))
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@
 //! stays in the file: who puts the ring back has the key back.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -24,8 +24,9 @@ use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
 
 use crate::debug_log;
-use crate::key_ring::{KeyRing, RingKey, RingKeyId, append_line};
+use crate::key_ring::{KeyRing, RingKey, RingKeyId};
 use crate::port::StoreError;
+use crate::private_file::{LineFile, append_line, sync_directory, unavailable};
 use crate::seal::{SealKey, SealKeyId, SealKeys};
 
 /// Separates the keys that wrap from other keys of the ring.
@@ -192,35 +193,49 @@ impl KeyFile {
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let ring = Arc::new(KeyRing::open(directory)?);
         let path = directory.join(Self::NAME);
-        let mut options = OpenOptions::new();
-        let mut file = options
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(unavailable)?;
-        require_private(&file, Self::NAME)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text).map_err(unavailable)?;
-        let mut keys = Keys::default();
-        // The file is appended to: a crash can cut the last line, whose key was never used. A line that opens is whole,
-        // in a copy that lost its last line feed.
-        let mut whole = text.rfind('\n').map_or(0, |end| end + 1);
-        if whole < text.len() {
-            if opens(&ring, &text[whole..]) {
-                file.write_all(b"\n").map_err(unavailable)?;
-                text.push('\n');
-                whole = text.len();
-            } else {
-                file.set_len(whole as u64).map_err(unavailable)?;
-            }
-            file.sync_all().map_err(unavailable)?;
+        let mut file = LineFile::open(&path)?;
+        // A line that opens is whole, in a copy that lost its last line feed. The key of a line that a crash has cut was
+        // never used.
+        match file.rest().map(|line| opens(&ring, line)) {
+            Some(true) => file.end_rest()?,
+            Some(false) => file.drop_rest()?,
+            None => {}
         }
-        for (index, line) in text[..whole].lines().enumerate() {
+        sync_directory(directory)?;
+        Self::of(path, ring, file.lines())
+    }
+
+    /// Reads the keys of a data directory, and changes nothing there. Without its key ring, all of them stay unreadable.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, is readable by others, or has a line that is not a key.
+    pub fn read(directory: &Path) -> Result<Self, StoreError> {
+        let has_ring = directory.join(KeyRing::NAME).exists();
+        let ring = if has_ring {
+            KeyRing::read(directory)?
+        } else {
+            KeyRing::in_memory()?
+        };
+        let path = directory.join(Self::NAME);
+        let mut file = LineFile::read(&path)?;
+        if file.rest().is_some_and(|line| opens(&ring, line)) {
+            file = file.with_rest();
+        }
+        Self::of(path, Arc::new(ring), file.lines())
+    }
+
+    /// The keys in the whole lines of a file.
+    fn of(path: PathBuf, ring: Arc<KeyRing>, lines: &str) -> Result<Self, StoreError> {
+        let mut keys = Keys::default();
+        for (line, number) in lines.lines().zip(1..) {
             let damaged = || {
-                let (number, file) = (index + 1, path.display());
-                StoreError::Unusable(format!("line {number} of the key file {file} is not a key"))
+                let file = path.display();
+                StoreError::Unusable(format!(
+                    "line {number} of the key file {file} is not a key, or `{}` has another secret under the same name; \
+                     put copies of both files back",
+                    KeyRing::NAME
+                ))
             };
             let (owner, wrapped, since) = split_line(line).ok_or_else(damaged)?;
             match ring.get(wrapped.by) {
@@ -231,7 +246,6 @@ impl KeyFile {
                 None => keys.unreadable.push((owner.to_owned(), line.to_owned())),
             }
         }
-        sync_directory(directory)?;
         Ok(Self {
             path,
             ring,
@@ -249,18 +263,18 @@ impl KeyFile {
 
     /// Whether there is no key at all.
     pub fn is_empty(&self) -> bool {
-        let keys = self.read();
+        let keys = self.keys();
         keys.by_owner.is_empty() && keys.unreadable.is_empty()
     }
 
     /// How many keys there are.
     pub fn count(&self) -> usize {
-        self.read().by_owner.len()
+        self.keys().by_owner.len()
     }
 
     /// How many keys the file has that the key ring cannot open.
     pub fn unreadable(&self) -> usize {
-        self.read().unreadable.len()
+        self.keys().unreadable.len()
     }
 
     /// Writes the whole file again, without the keys of one owner.
@@ -299,7 +313,7 @@ impl KeyFile {
     }
 
     // A panic elsewhere cannot leave the keys half changed: every change is an insert or a removal.
-    fn read(&self) -> RwLockReadGuard<'_, Keys> {
+    fn keys(&self) -> RwLockReadGuard<'_, Keys> {
         self.keys.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -310,11 +324,11 @@ impl KeyFile {
 
 impl SealKeys for KeyFile {
     fn seal_key(&self, id: SealKeyId) -> Option<Arc<SealKey>> {
-        self.read().by_seal.get(&id).map(Arc::clone)
+        self.keys().by_seal.get(&id).map(Arc::clone)
     }
 
     fn key_of(&self, owner: &KeyOwner) -> Option<Arc<SealKey>> {
-        let keys = self.read();
+        let keys = self.keys();
         let newest = keys.newest(&owner.to_string());
         newest.map(|key| Arc::clone(&key.seal))
     }
@@ -326,12 +340,12 @@ impl SealKeys for KeyFile {
 
 impl KnownKeys for KeyFile {
     fn get(&self, owner: &KeyOwner) -> Option<PayloadKey> {
-        let keys = self.read();
+        let keys = self.keys();
         keys.newest(&owner.to_string()).map(|key| key.key.clone())
     }
 
     fn since(&self, owner: &KeyOwner) -> Option<Timestamp> {
-        let keys = self.read();
+        let keys = self.keys();
         keys.newest(&owner.to_string()).map(|key| key.since)
     }
 }
@@ -344,7 +358,7 @@ impl PayloadKeys for KeyFile {
     fn rotate_ring(&self) -> Result<(), StoreError> {
         let _writing = self.write_turn();
         self.ring.rotate()?;
-        self.rewrite(&self.read(), None)
+        self.rewrite(&self.keys(), None)
     }
 
     fn delete(&self, owner: &KeyOwner) -> Result<bool, StoreError> {
@@ -357,7 +371,7 @@ impl PayloadKeys for KeyFile {
             debug_log::remove_files(directory)?;
         }
         {
-            let keys = self.read();
+            let keys = self.keys();
             let is_unreadable = keys.unreadable.iter().any(|(of, _)| *of == owner);
             if !keys.by_owner.contains_key(&owner) && !is_unreadable {
                 return Ok(false);
@@ -375,7 +389,7 @@ impl PayloadKeys for KeyFile {
     fn keep(&self, owner: &KeyOwner, fresh: &UserKey) -> Result<PayloadKey, StoreError> {
         let owner = owner.to_string();
         let _writing = self.write_turn();
-        let keys = self.read();
+        let keys = self.keys();
         if let Some(kept) = keys.newest(&owner) {
             return Ok(kept.key.clone());
         }
@@ -463,43 +477,6 @@ pub(crate) fn now() -> Timestamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let micros = since.map_or(0, |since| since.as_micros());
     Timestamp::from_micros(i64::try_from(micros).unwrap_or(i64::MAX))
-}
-
-pub(crate) fn require_private(file: &File, name: &str) -> Result<(), StoreError> {
-    use std::os::unix::fs::PermissionsExt;
-    let mode = file.metadata().map_err(unavailable)?.permissions().mode();
-    let is_private = mode.trailing_zeros() >= 6;
-    if is_private {
-        Ok(())
-    } else {
-        Err(StoreError::Unusable(format!(
-            "the key file can be read by others (mode {:o}); run: chmod 600 {name}",
-            mode & 0o777,
-        )))
-    }
-}
-
-/// Makes a file that only its owner can read, if it is not there: hidden items lie in it as they are.
-pub(crate) fn create_private(path: &Path) -> Result<(), StoreError> {
-    let mut options = OpenOptions::new();
-    options
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(path)
-        .map(drop)
-        .map_err(unavailable)
-}
-
-/// Makes the names in a directory survive a loss of power.
-pub(crate) fn sync_directory(directory: &Path) -> Result<(), StoreError> {
-    File::open(directory)
-        .and_then(|directory| directory.sync_all())
-        .map_err(unavailable)
-}
-
-fn unavailable(source: std::io::Error) -> StoreError {
-    StoreError::Unavailable(Box::new(source))
 }
 
 #[cfg(test)]
@@ -598,6 +575,27 @@ mod tests {
         let again = KeyFile::open(directory.path()).expect("opens again");
         assert_eq!(again.get(&bob()), Some(key));
         assert_eq!(again.get(&tenant()), Some(other));
+    }
+
+    #[test]
+    fn reading_the_keys_changes_no_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let keys = KeyFile::open(directory.path()).expect("opens");
+        let key = keys.get_or_create(&bob()).expect("made");
+        let (path, ring) = (keys.path.clone(), directory.path().join(KeyRing::NAME));
+        let mut text = std::fs::read_to_string(&path).expect("reads");
+        text.push_str("half a li");
+        std::fs::write(&path, &text).expect("writes");
+        let found = KeyFile::read(directory.path()).expect("reads");
+        assert_eq!(found.get(&bob()), Some(key));
+        std::fs::remove_file(&ring).expect("the ring is lost");
+        let without = KeyFile::read(directory.path()).expect("reads");
+        assert_eq!((without.count(), without.unreadable()), (0, 1));
+        assert!(
+            !ring.exists(),
+            "a new ring would hide that the old one is lost"
+        );
+        assert_eq!(std::fs::read_to_string(&path).expect("reads"), text);
     }
 
     #[test]

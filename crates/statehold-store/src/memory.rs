@@ -12,17 +12,17 @@ mod listing;
 mod tenant;
 mod verify;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Ready, ready};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use statehold_core::apply::apply;
 use statehold_core::digest::Digest;
-use statehold_core::ids::{HoldId, ItemId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::ids::{HoldId, ItemId, KeyId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
-use statehold_core::record::{Change, ErasedPayloads, Event, Record};
+use statehold_core::record::{Change, Event, Record};
 use statehold_core::scope::StateKey;
 use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
@@ -37,7 +37,8 @@ use crate::port::{
     FORK_LEVELS_MAX, HoldChange, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep,
     LiveWork, MemoryPage, MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue,
     PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, impl_store,
+    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, WorkTotals,
+    impl_store,
 };
 use crate::seal::NoKeys;
 
@@ -101,8 +102,8 @@ struct Tables {
     chat_places: BTreeMap<(SessionId, u64), (Digest, u64)>,
     /// All commits in the order of arrival; place n is at n - 1.
     committed: Vec<(SessionId, u64)>,
-    /// Sessions whose payloads are to be removed.
-    erasing: BTreeMap<SessionId, ErasedPayloads>,
+    /// Deleted sessions whose payloads are to be removed.
+    erasing: BTreeSet<SessionId>,
     tenants: tenant::Tenants,
     last_place: u64,
 }
@@ -480,6 +481,7 @@ impl_store! {
             -> Vec<(SessionId, RequestId)> = tables.list_claimable(&tenant, &agent, user, after, limit);
         fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
             -> Vec<LiveWork> = tables.list_live(&tenant, &agent, after, limit);
+        fn work_totals(tenant: Name, agents: usize) -> WorkTotals = tables.work_totals(&tenant, agents);
         fn due(now: Timestamp, after: Option<DuePlace>, limit: usize) -> DuePage =
             tables.due_page(now, after, limit);
         fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> Vec<Due> = {
@@ -512,8 +514,11 @@ impl_store! {
             tables.tenants.records(&tenant, after, limit);
         fn api_key(secret: Digest) -> Option<ApiKey> =
             tables.tenants.keys().find(|key| key.secret == secret).cloned();
-        fn api_keys(tenant: Name) -> Vec<ApiKey> =
-            tables.tenants.keys().filter(|key| key.tenant == tenant).cloned().collect();
+        fn api_keys(tenant: Name, after: Option<KeyId>, limit: usize) -> Vec<ApiKey> =
+            tables.tenants.keys_of(&tenant).filter(|key| Some(key.id) > after).take(limit).cloned().collect();
+        fn api_key_of(tenant: Name, key: KeyId) -> Option<ApiKey> =
+            tables.tenants.keys_of(&tenant).find(|one| one.id == key).cloned();
+        fn api_key_count(tenant: Name) -> usize = tables.tenants.keys_of(&tenant).count();
         fn has_api_keys() -> bool =
             tables.tenants.keys().any(|key| key.revoked_at.is_none());
         fn resume_addresses() -> Vec<ResumeAddress> = tables.tenants.addresses();

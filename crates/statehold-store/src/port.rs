@@ -3,9 +3,11 @@
 mod damage;
 mod due;
 mod holds;
+mod measures;
 mod sessions;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -33,6 +35,7 @@ pub use holds::{
     CallResult, HoldChange, HoldChangeKind, HoldOrder, HoldPlace, HoldQuery, HoldSummary,
     LineageStep,
 };
+pub use measures::{AgentQueue, StoreMeasures, WorkTotals};
 pub use sessions::{SessionOrder, SessionPlace, SessionQuery, SessionSummary};
 
 use crate::check::CheckReport;
@@ -478,8 +481,19 @@ pub trait Store: Send + Sync + 'static {
     /// The key with this digest, also if it was revoked or has ended.
     async fn api_key(&self, secret: Digest) -> Result<Option<ApiKey>, StoreError>;
 
-    /// All keys of a tenant, oldest first.
-    async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError>;
+    /// Up to `limit` keys of a tenant, oldest first, after the named one.
+    async fn api_keys(
+        &self,
+        tenant: Name,
+        after: Option<KeyId>,
+        limit: usize,
+    ) -> Result<Vec<ApiKey>, StoreError>;
+
+    /// One key of a tenant.
+    async fn api_key_of(&self, tenant: Name, key: KeyId) -> Result<Option<ApiKey>, StoreError>;
+
+    /// How many keys a tenant has, revoked ones included.
+    async fn api_key_count(&self, tenant: Name) -> Result<usize, StoreError>;
 
     /// Whether there is any key that is not revoked.
     async fn has_api_keys(&self) -> Result<bool, StoreError>;
@@ -585,6 +599,26 @@ pub trait Store: Send + Sync + 'static {
         now: Timestamp,
         limit: usize,
     ) -> Result<Vec<(SessionId, Timestamp)>, StoreError>;
+
+    /// The open holds of a tenant, and the requests that wait for workers, by agent: at most `agents` of them.
+    async fn work_totals(&self, tenant: Name, agents: usize) -> Result<WorkTotals, StoreError>;
+
+    /// A copy of everything in the store as it was at one moment, for a backup: an open file without a name. Keys are
+    /// not part of it. Commits go on meanwhile. Dropping the future stops the copy.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Full`] if there is no room for the copy beside the data, [`StoreError::Unusable`] if the store
+    /// keeps nothing in files.
+    async fn copy(&self) -> Result<File, StoreError> {
+        let what = "this store keeps its data in memory only, so there is nothing to back up";
+        Err(StoreError::Unusable(what.to_owned()))
+    }
+
+    /// Times of commits since this store was opened, and the sizes of its files. A store without files has none.
+    fn measures(&self) -> StoreMeasures {
+        StoreMeasures::default()
+    }
 
     /// The damage that reads have met.
     fn damage(&self) -> &DamageLog;

@@ -14,6 +14,7 @@ mod history;
 mod holds;
 mod hot;
 mod log;
+mod measures;
 mod memory;
 mod past;
 mod read;
@@ -41,7 +42,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
 use statehold_core::digest::Digest;
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
@@ -51,16 +52,18 @@ use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
 use crate::commit::{Answer, Commit};
-use crate::keys::{KnownKeys, create_private, sync_directory};
+use crate::keys::KnownKeys;
 use crate::port::{
     ApiKey, ChangedHead, Committed, DamageLog, Due, DuePage, DuePlace, HoldChange, HoldQuery,
     HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
     PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store, StoreError, StoredItem,
-    StoredRecord, TenantCommit, impl_store,
+    SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store, StoreError,
+    StoreMeasures, StoredItem, StoredRecord, TenantCommit, WorkTotals, impl_store,
 };
+use crate::private_file::{create_private, sync_directory};
 use erase::ErasedRows;
 use fork::ForkPlaces;
+use measures::CommitTimes;
 use readers::Readers;
 use snapshot::{KeyedConnection, Snapshot};
 use tail::{RowReader, Tail};
@@ -155,7 +158,8 @@ pub struct SqliteStore {
     tail: Arc<Tail>,
     damage: Arc<DamageLog>,
     keys: Arc<dyn SealKeys>,
-    _locked: DataDirectory,
+    times: Arc<CommitTimes>,
+    locked: DataDirectory,
 }
 
 impl std::fmt::Debug for SqliteStore {
@@ -205,7 +209,9 @@ impl SqliteStore {
         let tail = Arc::new(Tail::new(options.tail_bytes_max, Arc::clone(&keys)));
         let damage = Arc::new(DamageLog::default());
         let noted = Arc::clone(&damage);
-        let writer = Writer::start(conn, epoch, options.on_stop, Arc::clone(&tail), noted);
+        let times = Arc::<CommitTimes>::default();
+        let beside = (Arc::clone(&tail), Arc::clone(&times));
+        let writer = Writer::start(conn, epoch, options.on_stop, beside, noted);
         Ok(Self {
             verifier: Verifier::new(path, writer.folder()),
             writer,
@@ -213,7 +219,8 @@ impl SqliteStore {
             tail,
             damage,
             keys,
-            _locked: locked,
+            times,
+            locked,
         })
     }
 
@@ -223,7 +230,25 @@ impl SqliteStore {
     ///
     /// If the file exists or cannot be written.
     pub async fn backup(&self, to: PathBuf) -> Result<(), StoreError> {
-        self.readers.read(move |conn| backup::copy(conn, &to)).await
+        let copy = move |conn: &Connection, nobody_waits: &dyn Fn() -> bool| {
+            backup::copy(conn, &to, nobody_waits)
+        };
+        self.verifier.on_snapshot(copy).await
+    }
+
+    /// Checks a backup like [`SqliteStore::restore`] does, and renames it if it is sound; otherwise it is removed.
+    /// Payloads are compared with their digests as far as the keys in a directory go, if one is named.
+    ///
+    /// # Errors
+    ///
+    /// If a file of the new name exists, or the backup is not one of ours, or is damaged.
+    pub fn accept_backup(
+        (backup, name): (&Path, &Path),
+        keys: Option<&Path>,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<CheckReport, StoreError> {
+        schema::require_engine()?;
+        backup::accept(backup, name, keys, progress)
     }
 
     /// Makes a data directory from a backup, and checks it like [`SqliteStore::check`]. The new store has a
@@ -481,9 +506,27 @@ impl_store! {
         fn tenant_records(tenant: Name, after: u64, limit: usize) -> Vec<TenantRecord> =
             tenant::records(conn, &tenant, after, limit);
         fn api_key(secret: Digest) -> Option<ApiKey> = tenant::api_key(conn, secret);
-        fn api_keys(tenant: Name) -> Vec<ApiKey> = tenant::api_keys(conn, &tenant);
+        fn api_keys(tenant: Name, after: Option<KeyId>, limit: usize) -> Vec<ApiKey> =
+            tenant::api_keys(conn, &tenant, after, limit);
+        fn api_key_of(tenant: Name, key: KeyId) -> Option<ApiKey> =
+            tenant::api_key_of(conn, &tenant, key);
+        fn api_key_count(tenant: Name) -> usize = tenant::api_key_count(conn, &tenant);
         fn has_api_keys() -> bool = tenant::has_api_keys(conn);
         fn resume_addresses() -> Vec<ResumeAddress> = tenant::addresses(conn);
+        fn work_totals(tenant: Name, agents: usize) -> WorkTotals =
+            measures::work_totals(conn, &tenant, agents);
+    }
+
+    async fn copy(&self) -> Result<File, StoreError> {
+        let directory = self.locked.path.clone();
+        let copy = move |conn: &Connection, nobody_waits: &dyn Fn() -> bool| {
+            backup::copy_without_name(conn, &directory, nobody_waits)
+        };
+        self.verifier.on_snapshot(copy).await
+    }
+
+    fn measures(&self) -> StoreMeasures {
+        self.times.measures(&self.locked.path.join(FILE_NAME))
     }
 
     fn damage(&self) -> &DamageLog {

@@ -8,6 +8,7 @@ mod feed;
 mod gather;
 pub mod load;
 pub mod log;
+mod progress;
 pub mod verify;
 
 use std::collections::BTreeMap;
@@ -16,10 +17,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
 
 use self::feed::Followers;
 use self::load::LoadOptions;
 use self::log::Entry;
+use self::progress::Progress;
 use self::verify::{Covered, Found, FoundSession};
 use crate::http::ServerProcess;
 use crate::workload::Random;
@@ -51,6 +54,8 @@ pub struct HttpCrashOptions {
     pub lanes: u64,
     /// How many calls with an old key are made again at the end.
     pub replays: usize,
+    /// Where everything is kept. A run in the same directory goes on behind the last whole round of an earlier one.
+    pub keep: Option<PathBuf>,
 }
 
 impl HttpCrashOptions {
@@ -64,6 +69,7 @@ impl HttpCrashOptions {
             clients: 3,
             lanes: 4,
             replays: 500,
+            keep: None,
         }
     }
 }
@@ -72,7 +78,7 @@ impl HttpCrashOptions {
 pub const BROKEN_WORD: &str = "the server did not keep its word";
 
 /// What a run covered.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
 pub struct HttpCrashReport {
     /// How often the server was killed.
     pub cycles: usize,
@@ -95,6 +101,10 @@ pub fn run(options: &HttpCrashOptions) -> Result<HttpCrashReport> {
         "{} kills, {} clients of {} lanes, seed {}",
         options.cycles, options.clients, options.lanes, options.seed
     );
+    if let Some(directory) = &options.keep {
+        std::fs::create_dir_all(directory)?;
+        return run_in(options, directory);
+    }
     let directory = tempfile::tempdir()?;
     let result = run_in(options, directory.path());
     if result.is_err() {
@@ -113,19 +123,19 @@ pub fn run(options: &HttpCrashOptions) -> Result<HttpCrashReport> {
 fn run_in(options: &HttpCrashOptions, directory: &Path) -> Result<HttpCrashReport> {
     let data = directory.join("data");
     let start = || ServerProcess::start(&options.program, &data, &directory.join("server.log"));
-    let mut random = Random::new(options.seed);
     let mut server = start()?;
-    let mut report = HttpCrashReport::default();
-    let mut seen = SeenRounds::default();
-    for round in 0.. {
-        let cycles = KILLS_PER_ROUND.min(options.cycles - report.cycles);
+    let mut progress = Progress::load(directory, options.seed, &data)?;
+    while progress.report.cycles < options.cycles {
+        let cycles = KILLS_PER_ROUND.min(options.cycles - progress.report.cycles);
+        let round = progress.begin_round(directory)?;
+        let mut random = Random::new(options.seed.wrapping_add(round));
         let mut clients = Clients::start(options, round, directory, &data)?;
         let mut followers = Followers::new(&data)?;
         let feeds = usize::try_from(options.clients * options.lanes)?;
         for _ in 0..cycles {
-            clients.work(Duration::from_millis(100 + random.below(300)))?;
-            report.cycles += 1;
-            let cycle = report.cycles;
+            clients.work(Duration::from_millis(20 + random.below(180)))?;
+            progress.report.cycles += 1;
+            let cycle = progress.report.cycles;
             server.kill().with_context(|| format!("in cycle {cycle}"))?;
             clients.require_alive()?;
             if followers.len() < feeds {
@@ -143,14 +153,13 @@ fn run_in(options: &HttpCrashOptions, directory: &Path) -> Result<HttpCrashRepor
             &data,
             &entries,
             followers,
-            (&mut seen, &mut random),
+            (&mut progress.seen, &mut random),
         );
-        report.add(&compared.context(BROKEN_WORD)?);
+        progress.report.add(&compared.context(BROKEN_WORD)?);
         clients.remove_logs()?;
-        if report.cycles == options.cycles {
-            break;
-        }
+        progress.save(directory)?;
     }
+    let Progress { report, seen, .. } = progress;
     // Later kills have changed nothing in the sessions of earlier rounds.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -165,7 +174,7 @@ fn run_in(options: &HttpCrashOptions, directory: &Path) -> Result<HttpCrashRepor
 }
 
 /// Sessions and counter of finished rounds, as the harness saw them.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct SeenRounds {
     /// The revision of each session; none if it was deleted.
     sessions: BTreeMap<String, Option<u64>>,

@@ -232,6 +232,7 @@ impl Client {
             labels: None,
             state: StatePatch::default(),
             ttl: None,
+            hidden_ttl_ms: None,
         }
     }
 

@@ -58,6 +58,26 @@ fn nothing_that_the_server_acknowledged_is_lost_when_it_is_killed() {
 }
 
 #[test]
+fn a_run_goes_on_where_an_earlier_one_stopped() {
+    let program = Path::new(env!("CARGO_BIN_EXE_pretend_server"));
+    let directory = tempfile::tempdir().expect("a directory");
+    let kept = |cycles| HttpCrashOptions {
+        keep: Some(directory.path().to_owned()),
+        ..options(program, cycles)
+    };
+    let first = run(&kept(3)).expect("nothing is lost");
+    let both = run(&kept(5)).expect("nothing is lost");
+    assert_eq!((first.cycles, both.cycles), (3, 5));
+    assert!(both.covered.sessions > first.covered.sessions, "{both:?}");
+    let other = HttpCrashOptions { seed: 8, ..kept(6) };
+    let refused = run(&other).expect_err("another seed takes other decisions");
+    assert!(
+        refused.to_string().contains("has the seed 7"),
+        "{refused:#}"
+    );
+}
+
+#[test]
 fn a_server_that_keeps_its_word_passes() {
     let program = Path::new(env!("CARGO_BIN_EXE_pretend_server"));
     let report = run(&options(program, 6)).expect("nothing is lost");

@@ -8,6 +8,7 @@ mod audit;
 mod backup;
 mod chat;
 mod check;
+mod command_line;
 mod completions;
 mod config;
 mod data_engine;
@@ -17,9 +18,11 @@ mod diff;
 mod doctor;
 mod frame;
 mod globals;
+mod hints;
 mod hold;
 mod items;
 mod keys;
+mod man_pages;
 mod mcp;
 mod output;
 mod printable;
@@ -29,6 +32,7 @@ mod serve;
 mod sessions;
 mod state;
 mod status;
+mod table;
 mod tasks;
 mod times;
 mod token;
@@ -40,6 +44,8 @@ use clap::{Parser, Subcommand};
 use crate::exit::Exit;
 use globals::GlobalArgs;
 
+pub(crate) use command_line::parse;
+pub(crate) use hints::for_terminal;
 pub(crate) use printable::printable;
 
 /// Help text of `--config`, shared by every command that takes it.
@@ -104,18 +110,22 @@ enum CliCommand {
     DebugLog(debug_log::DebugLogCommand),
     /// Compare the tables of a data directory with its log of records.
     Check(check::Check),
-    /// Copy a data directory into one file. Key files are not included.
+    /// Copy everything that is stored into one file, of a running server or of a data directory. Key files are not included.
     Backup(backup::BackupArgs),
     /// Create a data directory from a backup.
     Restore(restore::RestoreArgs),
     /// Print the completion script for a shell.
     Completions(completions::CompletionsArgs),
+    /// Write the man pages of all commands.
+    #[command(hide = true)]
+    ManPages(man_pages::ManPagesArgs),
 }
 
 impl Cli {
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         let globals = &self.globals;
         let output = globals.output();
+        hints::remember(globals);
         match self.command {
             CliCommand::Dev(dev) => serve::run(move |environment| dev.plan(environment), &output),
             CliCommand::Serve(serve) => {
@@ -138,9 +148,10 @@ impl Cli {
             CliCommand::Config(config) => config.run(&output),
             CliCommand::DebugLog(debug_log) => debug_log.run(&output),
             CliCommand::Check(check) => check.run(globals.json),
-            CliCommand::Backup(backup) => backup.run(),
+            CliCommand::Backup(backup) => backup.run(globals, &output),
             CliCommand::Restore(restore) => restore.run(&output),
             CliCommand::Completions(completions) => completions.run(&output),
+            CliCommand::ManPages(pages) => pages.run(),
         }
     }
 }
@@ -159,16 +170,4 @@ fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
         .enable_all()
         .build()?
         .block_on(future))
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::CommandFactory;
-
-    use super::*;
-
-    #[test]
-    fn no_two_flags_want_the_same_name() {
-        Cli::command().debug_assert();
-    }
 }

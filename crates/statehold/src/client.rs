@@ -5,6 +5,7 @@
 //! followed, and proxies of the environment are not used.
 
 mod address;
+mod download;
 mod events;
 mod feed;
 mod mcp;

@@ -7,9 +7,11 @@
 mod agents;
 mod analytics;
 mod book;
+mod dial_agents;
 mod keys;
 mod kinds;
 mod layers;
+mod lifetimes;
 mod mcp_agents;
 mod mistakes;
 mod models;
@@ -36,16 +38,17 @@ use statehold_server::UmsOptions;
 
 pub(crate) use agents::{AgentConfig, policies};
 pub(crate) use book::{DeclaredAgents, declare_agents};
-pub(crate) use layers::{ConfigLayers, SourcedValue, ValueSource};
+pub(crate) use layers::{CheckedLayers, ConfigLayers, SourcedValue, ValueSource};
 pub(crate) use mistakes::ConfigMistakes;
 pub(crate) use secret::secret;
 pub(crate) use tables::{ConfigTables, agent_table, other_settings, tool_table};
 
+use lifetimes::{AppConfig, LifetimeDays};
 use models::ModelConfig;
 use redaction::RedactionConfig;
 use state_rules::{StateKeys, StateRuleConfig};
 use tool_servers::ToolServerConfig;
-use values::{BoundedNumber, UmsPath, WholeUrl, empty_as_none};
+use values::{BoundedNumber, UmsPath, VariableName, WholeUrl, empty_as_none};
 
 /// The configuration file if none is named.
 const FILE_NAME: &str = "statehold.toml";
@@ -63,9 +66,11 @@ pub(crate) struct Config {
     pub(crate) limits: LimitsConfig,
     pub(crate) chat: ChatConfig,
     pub(crate) ums: UmsConfig,
+    pub(crate) dial: DialConfig,
     pub(crate) push: PushConfig,
     pub(crate) console: ConsoleConfig,
     pub(crate) debug_log: DebugLogConfig,
+    pub(crate) traces: TracesConfig,
     pub(crate) redaction: RedactionConfig,
     /// The models that agents use.
     #[serde(default, skip_serializing)]
@@ -76,6 +81,9 @@ pub(crate) struct Config {
     /// Declarations of agents, and the policies of their tools.
     #[serde(default, skip_serializing)]
     pub(crate) agents: BTreeMap<Name, AgentConfig>,
+    /// How long the sessions of an app live.
+    #[serde(default, skip_serializing)]
+    pub(crate) apps: BTreeMap<Name, AppConfig>,
     /// The rules of state keys.
     #[serde(default, skip_serializing)]
     pub(crate) state: BTreeMap<StateKeys, StateRuleConfig>,
@@ -208,7 +216,9 @@ impl Default for LimitsConfig {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChatConfig {
     /// How many days a session that a chat call creates lives after its last commit. 0 means for ever.
-    pub(crate) session_ttl_days: u16,
+    pub(crate) session_ttl_days: LifetimeDays,
+    /// How many days it keeps its hidden items after that. 0 means as long as it lives.
+    pub(crate) hidden_ttl_days: LifetimeDays,
     /// Agents that run contexts which callers bring along. The first is the default.
     #[serde(default)]
     pub(crate) answerers: Vec<Name>,
@@ -217,17 +227,10 @@ pub(crate) struct ChatConfig {
 impl Default for ChatConfig {
     fn default() -> Self {
         Self {
-            session_ttl_days: 30,
+            session_ttl_days: LifetimeDays::fixed(30),
+            hidden_ttl_days: LifetimeDays::fixed(0),
             answerers: Vec::new(),
         }
-    }
-}
-
-impl ChatConfig {
-    /// The lifetime of such a session, ten years at most. None means for ever.
-    pub(crate) fn session_ttl_seconds(&self) -> Option<u64> {
-        let days = u64::from(self.session_ttl_days.min(3_660));
-        (days > 0).then_some(days * 24 * 3_600)
     }
 }
 
@@ -249,6 +252,18 @@ impl UmsConfig {
             agent: self.agent.clone(),
         }
     }
+}
+
+/// The DIAL Core whose users may call this server as an application of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DialConfig {
+    /// The address of Core. None for no Core.
+    #[serde(with = "empty_as_none")]
+    pub(crate) core_url: Option<WholeUrl>,
+    /// The environment variable that holds the API key under which calls of its users are made.
+    #[serde(with = "empty_as_none")]
+    pub(crate) key_env: Option<VariableName>,
 }
 
 /// Addresses that decisions may be pushed to.
@@ -303,6 +318,18 @@ impl DebugLogConfig {
             age_max: Duration::from_secs(self.days_max.get() * 24 * 3_600),
         })
     }
+}
+
+/// The collector that gets the spans of calls and turns.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TracesConfig {
+    /// The address for OTLP over HTTP, with its path. None for no traces.
+    #[serde(with = "empty_as_none")]
+    pub(crate) otlp_url: Option<WholeUrl>,
+    /// The environment variable with a bearer credential for it.
+    #[serde(with = "empty_as_none")]
+    pub(crate) credential_env: Option<VariableName>,
 }
 
 /// The environment of the process: the directory of the file, and the environment variables.

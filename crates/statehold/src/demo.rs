@@ -26,6 +26,7 @@ use statehold_agents::spec::{AgentBook, AgentSpec};
 use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
 use statehold_engine::{Caller, Engine, EngineError, NewKey};
+use statehold_store::ApiKey;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -148,10 +149,9 @@ impl RunningDemo {
 /// If the store fails.
 pub(crate) async fn revoke_keys(engine: &Engine, tenant: &Name) -> Result<(), EngineError> {
     let caller = Caller::local(tenant.clone());
-    for key in engine.keys(&caller).await? {
-        if key.name.as_deref() == Some(KEY_NAME) && key.revoked_at.is_none() {
-            engine.revoke_key(&caller, key.id).await?;
-        }
+    let is_left = |key: &ApiKey| key.name.as_deref() == Some(KEY_NAME) && key.revoked_at.is_none();
+    for key in engine.keys_where(&caller, is_left).await? {
+        engine.revoke_key(&caller, key).await?;
     }
     Ok(())
 }

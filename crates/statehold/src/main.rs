@@ -15,8 +15,6 @@ mod wire;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use exit::{Exit, Failure};
 
 /// mimalloc, because a turn makes hundreds of small allocations on one thread and frees them on
@@ -25,7 +23,7 @@ use exit::{Exit, Failure};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    match cli::Cli::try_parse() {
+    match cli::parse() {
         Ok(cli) => {
             let json = cli.globals.json;
             cli.run().unwrap_or_else(|error| fail(&error, json)).into()
@@ -43,6 +41,7 @@ fn main() -> ExitCode {
 fn fail(error: &anyhow::Error, json: bool) -> Exit {
     let (said, exit) = exit::explain(error, json);
     if let Some(said) = said {
+        let said = if json { said } else { cli::for_terminal(&said) };
         anstream::eprintln!("{said}");
     }
     exit

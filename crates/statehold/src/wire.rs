@@ -9,6 +9,7 @@ use statehold_agents::scratch::EngineFactory;
 use statehold_core::name::Name;
 use statehold_engine::debug_log::{DebugLog, DebugLogLimits};
 use statehold_engine::policy::Policies;
+use statehold_engine::trace::Traces;
 use statehold_engine::{
     Clock, Credential, Engine, EngineOptions, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
@@ -38,7 +39,7 @@ pub(crate) async fn on_disk(
     config: &StoreConfig,
     debug_log: Option<DebugLogLimits>,
     clock: Arc<dyn Clock>,
-    policies: Policies,
+    (policies, traces): (Policies, Option<Arc<Traces>>),
 ) -> anyhow::Result<EngineParts> {
     let data = &config.data;
     let locked = DataDirectory::lock(data)?;
@@ -66,6 +67,7 @@ pub(crate) async fn on_disk(
     let options = EngineOptions {
         policies: Arc::new(policies),
         hold_keys: Arc::new(HoldKeyFile::open(data)?),
+        traces,
         ..EngineOptions::default()
     };
     let debug_log = debug_log.map(|limits| DebugLog::open(data, keys.ring(), limits));
@@ -81,10 +83,11 @@ pub(crate) async fn on_disk(
 /// If the system has no random numbers.
 pub(crate) async fn in_memory(
     clock: Arc<dyn Clock>,
-    policies: Policies,
+    (policies, traces): (Policies, Option<Arc<Traces>>),
 ) -> anyhow::Result<EngineParts> {
     let options = EngineOptions {
         policies: Arc::new(policies),
+        traces,
         ..EngineOptions::default()
     };
     start_engine(
@@ -97,16 +100,22 @@ pub(crate) async fn in_memory(
 }
 
 /// A factory of in-memory engines, whose data lives as long as the engine. Agents keep their
-/// credentials there.
+/// credentials there, and what they do is counted and traced with the rest.
 pub(crate) fn make_in_memory(
     clock: Arc<dyn Clock>,
     policies: Policies,
     credentials: BTreeMap<Name, Credential>,
+    engine: &Engine,
 ) -> EngineFactory {
+    let (measures, traces) = (Arc::clone(engine.measures()), engine.traces().cloned());
+    let turn_memories = engine.turn_memories().clone();
     let policies = Arc::new(policies);
     Arc::new(move || {
         let options = EngineOptions {
             policies: Arc::clone(&policies),
+            measures: Arc::clone(&measures),
+            traces: traces.clone(),
+            turn_memories: turn_memories.clone(),
             ..EngineOptions::default()
         };
         let (clock, credentials) = (Arc::clone(&clock), credentials.clone());

@@ -16,6 +16,8 @@ mod live;
 mod names;
 #[path = "cli/remote.rs"]
 mod remote;
+#[path = "cli/screens.rs"]
+mod screens;
 #[path = "cli/scripted.rs"]
 mod scripted;
 #[path = "cli/state.rs"]
@@ -199,7 +201,7 @@ fn a_user_is_erased_and_the_key_ring_rotated_without_a_server() {
     let confirmed = [&users[..], &["--yes"]].concat();
     let told = [
         "✓ erased bob (usr_",
-        "0 sessions deleted, 1 keys revoked",
+        "0 sessions deleted, 1 key revoked",
         "user-keys",
     ];
     check(&confirmed, 0, &told);

@@ -272,7 +272,7 @@ fn a_new_server_has_four_sessions_and_a_later_start_makes_no_more() {
     let mut server = Server::start_on(directory.path(), &[]);
     assert!(
         server.said.contains(
-            "Agents     coordinator, math-agent, weather-agent, ums-agent   (embedded demo, rules not a model)"
+            "Agents     coordinator, math-agent, weather-agent, ums-agent (rules, no model)"
         ),
         "{}",
         server.said

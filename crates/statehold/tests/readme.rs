@@ -1,4 +1,4 @@
-//! Runs the README: its tour, its server banner and its first session must match the real program.
+//! Runs what the README and the first session show: both must match the real program.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,14 +6,19 @@ use std::process::{Command, Stdio};
 use statehold_testkit::http::DevServer;
 
 fn readme() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
-    std::fs::read_to_string(path).expect("there is a README")
+    page("README.md")
+}
+
+/// The text of a page, by its path in the repository.
+fn page(path: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::fs::read_to_string(root.join(path)).expect("there is such a page")
 }
 
 /// The fenced block that follows a mark.
 fn block<'a>(text: &'a str, mark: &str) -> &'a str {
     let mark = format!("<!-- test: {mark} -->\n```");
-    let (_, after) = text.split_once(&mark).expect("the README has the mark");
+    let (_, after) = text.split_once(&mark).expect("the page has the mark");
     let (_, body) = after.split_once('\n').expect("a block has lines");
     let (body, _) = body.split_once("```\n").expect("a block ends");
     body
@@ -29,10 +34,10 @@ fn require(program: &str) {
 }
 
 #[test]
-fn the_first_session_of_the_readme_runs_and_prints_what_it_says() {
+fn the_first_session_runs_and_prints_what_its_page_says() {
     require("curl");
     require("python3");
-    let text = readme();
+    let text = page("docs/first-session.md");
     let directory = tempfile::tempdir().expect("a directory");
     let program = Path::new(env!("CARGO_BIN_EXE_statehold"));
     let data = directory.path().join("data");
@@ -95,6 +100,9 @@ fn the_server_greets_as_the_readme_says() {
     let server = DevServer::start(program, Some(&data), &[], &[]);
     let said = server.said.replace(&server.url, "http://127.0.0.1:7717");
     let said = said.replace(&*data.to_string_lossy(), "./statehold-data");
+    // At the default address, the hint names none.
+    let named = " --url http://127.0.0.1:7717\n  Stop: Ctrl-C";
+    let said = said.replace(named, "        Stop: Ctrl-C");
     let (before, ready) = said.split_once("Ready in ").expect("it says when");
     let (_, after) = ready.split_once(" ms").expect("it says how fast");
     let said = format!("{before}Ready in 12 ms{after}");

@@ -12,6 +12,7 @@ use crate::draft_writer::MESSAGE_SEPARATOR;
 use crate::http::{EndpointError, ServiceRequest, ServiceResponse};
 use crate::message::raw;
 use crate::turn::TraceNote;
+use crate::turn_memory;
 
 /// The most bytes of system messages that are kept of one answer.
 const MESSAGES_BYTES_MAX: usize = 1024 * 1024;
@@ -117,6 +118,7 @@ pub(super) async fn read_answer(
             ElementError::NotAnArray => EndpointError::Malformed("it is not a list of messages"),
         })?;
         for element in elements {
+            turn_memory::take(element.len())?;
             assembly.add(request, &element, on_text)?;
         }
     }

@@ -43,6 +43,7 @@ pub(super) struct EnvelopeCustomContent<'a> {
     pub(super) state: Option<&'a RawValue>,
     pub(super) shared_context: Option<&'a RawValue>,
     pub(super) attachments: Option<Vec<&'a RawValue>>,
+    pub(super) stages: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]

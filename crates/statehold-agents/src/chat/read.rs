@@ -3,10 +3,12 @@
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
+use super::ReplySink;
 use super::envelope::ReplyEnvelope;
 use super::reply::{ChatReply, ReplyAssembly};
 use crate::http::{EndpointError, ServiceRequest, ServiceResponse, TRAILING_MAX};
 use crate::sse::{self, EventError};
+use crate::turn_memory;
 
 /// The most bytes of one event.
 const EVENT_BYTES_MAX: usize = 1024 * 1024;
@@ -19,10 +21,10 @@ enum BodyForm {
     Events,
 }
 
-/// Reads a response to its end. Passes new text to `on_text`.
+/// Reads a response to its end. Passes its parts on.
 pub(crate) async fn read_answer(
     answer: &mut ServiceResponse<'_>,
-    on_text: &mut (dyn FnMut(&str) + Send),
+    sink: &mut dyn ReplySink,
 ) -> Result<ChatReply, EndpointError> {
     let mut head = Vec::new();
     let form = loop {
@@ -36,8 +38,8 @@ pub(crate) async fn read_answer(
         }
     };
     let mut reply = match form {
-        BodyForm::Json => read_whole(answer, head, on_text).await,
-        BodyForm::Events => read_events(answer, head, on_text).await,
+        BodyForm::Json => read_whole(answer, head, sink).await,
+        BodyForm::Events => read_events(answer, head, sink).await,
     }?;
     reply.headers = answer.headers().clone();
     Ok(reply)
@@ -70,8 +72,9 @@ fn detect_form(head: &[u8], is_stream: bool) -> Result<Option<BodyForm>, Endpoin
 async fn read_whole(
     answer: &mut ServiceResponse<'_>,
     head: Vec<u8>,
-    on_text: &mut (dyn FnMut(&str) + Send),
+    sink: &mut dyn ReplySink,
 ) -> Result<ChatReply, EndpointError> {
+    turn_memory::take(head.len())?;
     let body = answer.rest(head).await?;
     let body =
         std::str::from_utf8(&body).map_err(|_| EndpointError::Malformed("it is not UTF-8"))?;
@@ -87,14 +90,14 @@ async fn read_whole(
         ));
     }
     let mut assembly = ReplyAssembly::default();
-    assembly.add(envelope, on_text)?;
+    assembly.add(envelope, sink)?;
     assembly.into_reply()
 }
 
 async fn read_events(
     answer: &mut ServiceResponse<'_>,
     head: Vec<u8>,
-    on_text: &mut (dyn FnMut(&str) + Send),
+    sink: &mut dyn ReplySink,
 ) -> Result<ChatReply, EndpointError> {
     let request = answer.request();
     let mut deadline = answer.deadline();
@@ -124,9 +127,10 @@ async fn read_events(
         if data == DONE {
             break;
         }
-        let was_finished = assembly.is_finished();
+        let (was_finished, bytes) = (assembly.is_finished(), assembly.bytes());
         let is_error = event.event.as_deref() == Some("error");
-        add_event(request, &data, is_error, &mut assembly, on_text)?;
+        add_event(request, &data, is_error, &mut assembly, sink)?;
+        turn_memory::take(assembly.bytes() - bytes)?;
         if assembly.is_finished() && !was_finished {
             deadline = deadline.at_most(TRAILING_MAX);
         }
@@ -141,7 +145,7 @@ fn add_event(
     data: &str,
     is_error: bool,
     assembly: &mut ReplyAssembly,
-    on_text: &mut (dyn FnMut(&str) + Send),
+    sink: &mut dyn ReplySink,
 ) -> Result<(), EndpointError> {
     if data.is_empty() && !is_error {
         return Ok(());
@@ -151,7 +155,7 @@ fn add_event(
             error: Some(error), ..
         }) => Err(request.embedded_error(error.get())),
         _ if is_error => Err(request.embedded_error(data)),
-        envelope => assembly.add(envelope?, on_text),
+        envelope => assembly.add(envelope?, sink),
     }
 }
 

@@ -6,6 +6,7 @@ use http::HeaderMap;
 use serde_json::value::RawValue;
 use statehold_engine::api::turn::TokenUsage;
 
+use super::ReplySink;
 use super::envelope::{ContentPart, EnvelopeMessage, EnvelopeToolCall, ReplyEnvelope};
 use crate::http::EndpointError;
 
@@ -81,22 +82,30 @@ pub(super) struct ReplyAssembly {
     tool_calls: BTreeMap<u64, RawToolCall>,
     /// Position of each call id.
     positions: HashMap<String, u64>,
+    /// The bytes of all parts so far.
+    bytes: usize,
     /// Position of the last call under an index, if it differs from the index.
     moved: HashMap<u64, u64>,
 }
 
 impl ReplyAssembly {
+    /// The bytes of the texts, tool calls, attachments and states that have come.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Whether the service sent a finish reason.
     pub(super) fn is_finished(&self) -> bool {
         self.reply.finish_reason.is_some()
     }
 
-    /// Adds a response body or a chunk. Passes new text to `on_text`.
+    /// Adds a response body or a chunk. Passes new parts on.
     pub(super) fn add(
         &mut self,
         envelope: ReplyEnvelope<'_>,
-        on_text: &mut (dyn FnMut(&str) + Send),
+        sink: &mut dyn ReplySink,
     ) -> Result<(), EndpointError> {
+        self.bytes += length(envelope.statehold) + length(envelope.shared_context);
         replace(&mut self.reply.statehold, envelope.statehold);
         replace(&mut self.reply.shared_context, envelope.shared_context);
         if let Some(usage) = envelope.usage {
@@ -107,14 +116,14 @@ impl ReplyAssembly {
             self.reply.conversation_id = Some(opaque_id(id)?);
         }
         if let Some(content) = envelope.content {
-            self.add_content(content, on_text)?;
+            self.add_content(content, sink)?;
         }
         let choices = envelope.choices.into_iter().flatten();
         // Only one choice is requested. Ignore others.
         for choice in choices.filter(|choice| choice.index.unwrap_or(0) == 0) {
             let is_whole = choice.delta.is_none();
             if let Some(message) = choice.delta.or(choice.message) {
-                self.add_message(message, is_whole, on_text)?;
+                self.add_message(message, is_whole, sink)?;
             }
             // Some services send an empty reason with every chunk.
             let reason = choice.finish_reason.filter(|reason| !reason.is_empty());
@@ -143,22 +152,27 @@ impl ReplyAssembly {
         &mut self,
         message: EnvelopeMessage<'_>,
         is_whole: bool,
-        on_text: &mut (dyn FnMut(&str) + Send),
+        sink: &mut dyn ReplySink,
     ) -> Result<(), EndpointError> {
         if let Some(content) = message.content {
-            self.add_content(content, on_text)?;
+            self.add_content(content, sink)?;
         }
         if let Some(refusal) = message.refusal {
             self.add_refusal(&refusal);
         }
+        self.bytes += length(message.statehold);
         replace(&mut self.reply.statehold, message.statehold);
         if let Some(custom) = message.custom_content {
+            self.bytes += length(custom.state) + length(custom.shared_context);
             replace(&mut self.reply.state, custom.state);
             replace(&mut self.reply.shared_context, custom.shared_context);
-            let attachments = custom.attachments.into_iter().flatten();
-            self.reply
-                .attachments
-                .extend(attachments.map(ToOwned::to_owned));
+            if let Some(stages) = custom.stages {
+                sink.update_stages(stages);
+            }
+            for attachment in custom.attachments.into_iter().flatten() {
+                self.bytes += attachment.get().len();
+                self.reply.attachments.push(attachment.to_owned());
+            }
         }
         let calls = message.tool_calls.into_iter().flatten();
         for (position, call) in (0..).zip(calls) {
@@ -223,10 +237,12 @@ impl ReplyAssembly {
         };
         // Names are concatenated like all text, but some services repeat the whole name in each chunk.
         if let Some(name) = function.name.filter(|name| *name != call_draft.name) {
+            self.bytes += name.len();
             call_draft.name.push_str(&name);
         }
         if let Some(arguments) = function.arguments {
             let arguments = arguments.get();
+            self.bytes += arguments.len();
             if arguments.starts_with('"') {
                 call_draft.arguments.push_str(&text(arguments)?);
             } else {
@@ -240,11 +256,11 @@ impl ReplyAssembly {
     fn add_content(
         &mut self,
         content: &RawValue,
-        on_text: &mut (dyn FnMut(&str) + Send),
+        sink: &mut dyn ReplySink,
     ) -> Result<(), EndpointError> {
         let content = content.get();
         if content.starts_with('"') {
-            self.add_text(&text(content)?, on_text);
+            self.add_text(&text(content)?, sink);
             return Ok(());
         }
         let parts: Vec<ContentPart> = serde_json::from_str(content).map_err(|_| {
@@ -252,7 +268,7 @@ impl ReplyAssembly {
         })?;
         for part in parts {
             if let Some(text) = part.text {
-                self.add_text(&text, on_text);
+                self.add_text(&text, sink);
             }
             if let Some(refusal) = part.refusal {
                 self.add_refusal(&refusal);
@@ -261,17 +277,23 @@ impl ReplyAssembly {
         Ok(())
     }
 
-    fn add_text(&mut self, text: &str, on_text: &mut (dyn FnMut(&str) + Send)) {
+    fn add_text(&mut self, text: &str, sink: &mut dyn ReplySink) {
         if !text.is_empty() {
+            self.bytes += text.len();
             self.reply.content.push_str(text);
-            on_text(text);
+            sink.write(text);
         }
     }
 
     fn add_refusal(&mut self, refusal: &str) {
+        self.bytes += refusal.len();
         let said = self.reply.refusal.get_or_insert_default();
         said.push_str(refusal);
     }
+}
+
+fn length(part: Option<&RawValue>) -> usize {
+    part.map_or(0, |part| part.get().len())
 }
 
 /// Reads an id chosen by a service, which is only repeated to it: a string or a number.

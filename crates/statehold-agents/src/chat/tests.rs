@@ -7,7 +7,7 @@ use super::*;
 pub(super) fn endpoint(base_url: String) -> ChatEndpoint {
     ChatEndpoint {
         base_url,
-        model: "general-purpose-agent".to_owned(),
+        target: ChatTarget::Model("general-purpose-agent".to_owned()),
         credential: None,
         headers: Vec::new(),
         timeout: Duration::from_secs(30),

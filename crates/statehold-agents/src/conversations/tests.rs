@@ -188,7 +188,7 @@ async fn a_message_is_answered_at_once_or_as_it_is_written() {
         let server = FakeService::play(vec![play]).await;
         let mut heard = String::new();
         let reply = client(&server, 0)
-            .chat("c/1", "hi \"you\"", (stream, &key()), &mut |text| {
+            .chat("c/1", ("hi \"you\"", None), (stream, &key()), &mut |text| {
                 heard.push_str(text);
             })
             .await
@@ -212,7 +212,7 @@ async fn an_answer_in_the_form_of_openai_is_read_and_the_conversation_stays() {
     let body = r#"{"choices":[{"message":{"role":"assistant","content":"Hello"}}]}"#;
     let server = FakeService::play(vec![ScriptedResponse::json(200, body)]).await;
     let reply = client(&server, 0)
-        .chat("7", "hi", (false, &key()), &mut |_| {})
+        .chat("7", ("hi", None), (false, &key()), &mut |_| {})
         .await;
     let reply = reply.expect("an answer");
     assert_eq!(
@@ -231,7 +231,9 @@ async fn a_conversation_that_is_gone_is_said_to_be() {
         );
         let server = FakeService::play(vec![gone]).await;
         let client = client(&server, 3);
-        let error = client.chat("c1", "hi", (true, &key()), &mut |_| {}).await;
+        let error = client
+            .chat("c1", ("hi", None), (true, &key()), &mut |_| {})
+            .await;
         let error = error.expect_err("it is gone");
         assert_eq!(error, EndpointError::NotFound);
         assert_eq!(error.code(), "conversation_lost");
@@ -247,7 +249,7 @@ async fn an_id_leads_nowhere_else() {
     let server = FakeService::play(vec![ScriptedResponse::json(200, r#"{"content":"x"}"#)]).await;
     for id in ["", ".", "..", &"x".repeat(513)] {
         let error = client(&server, 0)
-            .chat(id, "hi", (true, &key()), &mut |_| {})
+            .chat(id, ("hi", None), (true, &key()), &mut |_| {})
             .await;
         assert_eq!(error.expect_err("no such id"), EndpointError::NotFound);
     }
@@ -278,7 +280,9 @@ async fn what_may_have_arrived_is_not_said_again() {
     ] {
         let server = FakeService::play(vec![fault, good.clone()]).await;
         let client = client(&server, 2);
-        let reply = client.chat("c1", "hi", (true, &key()), &mut |_| {}).await;
+        let reply = client
+            .chat("c1", ("hi", None), (true, &key()), &mut |_| {})
+            .await;
         assert_eq!(reply.expect_err("a fault").code(), code);
         assert_eq!(server.seen().len(), 1);
         assert_eq!(server.seen()[0].headers["idempotency-key"], "req-1");

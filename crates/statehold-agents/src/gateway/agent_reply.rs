@@ -8,9 +8,9 @@ use statehold_core::limits::ITEM_ATTACHMENTS_MAX;
 use statehold_core::scope::StateKey;
 use statehold_engine::bodies::{AttachmentBody, Raw};
 
-use super::conversation_record::is_zero;
-use super::exchange::{StateNote, set_aside};
+use super::exchange::{self, StateNote, set_aside};
 use super::pause::RemotePause;
+use super::remote_session::RemoteSession;
 use super::shared::{self, ExportedState, SharedContext};
 use super::state::StateRules;
 use super::{RECREATED, call_headers, loss_notice};
@@ -19,22 +19,17 @@ use crate::message::{AgentMessage, raw, tool_call};
 use crate::spec::AgentSpec;
 use crate::turn::{TraceNote, TurnAnswer, TurnError};
 
-/// The agent's session, as known to a run.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct RemoteSession {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) session: Option<String>,
-    pub(super) generation: u32,
-    /// The newest rewind of the local session when the agent's session began.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) rewind: u64,
-}
-
 /// Recipients of the state and the tool calls of a reply.
 #[derive(Debug, Clone, Copy, Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts that do not exclude each other"
+)]
 pub(super) struct ReplyUse {
     /// Store the state for the next call.
     pub(super) keeps_state: bool,
+    /// Store the files for the next call too.
+    pub(super) keeps_files: bool,
     /// Give the state to the caller, who keeps the conversation. The surface seals it.
     pub(super) tells_state: bool,
     /// Give the requested tool calls to the caller, who runs them.
@@ -119,6 +114,11 @@ impl AgentReply {
         }
     }
 
+    /// The answer with which the agent paused, as it gets it back.
+    pub(super) fn paused_message(&self) -> Raw {
+        exchange::assistant_message(&raw(&self.content), &[], self.state.as_ref())
+    }
+
     /// The session that the agent replied in: of the header, or of the body, because proxies rename headers.
     pub(super) fn session(&self) -> Option<String> {
         #[derive(Deserialize)]
@@ -162,7 +162,11 @@ impl AgentReply {
         }
         let mut kept = StateNote {
             state: reply.state,
-            attachments: reply.attachments,
+            attachments: if reply_use.keeps_files {
+                reply.attachments
+            } else {
+                Vec::new()
+            },
             told: reply.told,
         };
         if let (Some(rules), Some(state)) = (StateRules::of(spec), &kept.state) {
@@ -228,7 +232,15 @@ fn state_check_failed(_: tokio::task::JoinError) -> TurnError {
 }
 
 fn is_field(name: &str) -> bool {
-    ["type", "title", "url", "reference_url", "data"].contains(&name)
+    let fields = [
+        "type",
+        "title",
+        "url",
+        "reference_type",
+        "reference_url",
+        "data",
+    ];
+    fields.contains(&name)
 }
 
 /// Attachments of an answer that have a URL or data.

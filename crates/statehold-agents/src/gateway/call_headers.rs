@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use statehold_engine::leased::RequestRef;
+use statehold_engine::trace;
 
 const SESSION: HeaderName = HeaderName::from_static("x-statehold-session");
 const TASK: HeaderName = HeaderName::from_static("x-statehold-task");
@@ -46,11 +47,10 @@ pub(super) fn origin_headers(request_ref: RequestRef) -> CallHeaders {
     headers.into()
 }
 
-/// W3C trace context: the session is the trace, the request is the parent span.
+/// W3C trace context: the turn is the parent span. Without traces, the session is the trace.
 pub(crate) fn traceparent(request_ref: RequestRef) -> String {
-    let trace = request_ref.session.as_uuid().simple();
-    let (_, span) = request_ref.request.as_uuid().as_u64_pair();
-    format!("00-{trace}-{span:016x}-01")
+    let context = trace::current().unwrap_or_else(|| trace::turn_context(request_ref));
+    context.header()
 }
 
 /// Headers of a chat call. A retry of the n-th call of a request has the same idempotency key, unless

@@ -110,6 +110,8 @@ pub(super) struct KnownConversation {
     pub(super) needs_briefing: bool,
     /// An earlier attempt may have created another one.
     was_unseen: bool,
+    /// The client brought it along, and no record has it.
+    is_brought: bool,
 }
 
 /// Executes a turn in the conversation of its session and path. Returns the reply and the conversation.
@@ -126,6 +128,11 @@ pub(super) async fn run_turn<S: ConversationService>(
     }
     if run.next_recorded_kind().is_none() && known.conversation.is_none() {
         known = find(service, run).await?;
+        let brought = run.input.brought_conversation();
+        if S::GATEWAY == Gateway::Conversations && known.generation == 0 && brought.is_some() {
+            known.conversation = brought;
+            known.is_brought = true;
+        }
         if known.conversation.is_none() {
             known.needs_briefing |= known.generation == 0 && run.input.data.is_some();
             known = create(service, run, known).await?;
@@ -199,6 +206,7 @@ async fn create<S: ConversationService>(
         is_untold: false,
         needs_briefing: created.needs_briefing,
         was_unseen: created.unseen || known.was_unseen,
+        is_brought: false,
     })
 }
 
@@ -226,6 +234,7 @@ async fn find<S: ConversationService>(
         needs_briefing: is_elsewhere || is_here && known.needs_briefing,
         conversation: known.conversation.filter(|_| is_here),
         was_unseen: false,
+        is_brought: false,
     })
 }
 
@@ -256,7 +265,7 @@ impl KnownConversation {
 
     /// Whether an answer changes the record of the conversation.
     pub(super) fn changes_record(&self) -> bool {
-        self.needs_briefing || self.was_lost || self.is_untold
+        self.needs_briefing || self.was_lost || self.is_untold || self.is_brought
     }
 
     /// Annotations of the answer, and notes for the trace, about a conversation that was created again.

@@ -9,6 +9,9 @@
 //! that honours the key returns its first answer; otherwise the conversation contains the message
 //! twice.
 //!
+//! A service that answers that it waits for people gets the decisions with the next message of the conversation: in
+//! words, and as `statehold.decisions` beside the message.
+//!
 //! If the service lost the conversation, another one is created once, and the answer begins with a sentence that
 //! says so.
 //! With `brief_on_loss` the first message there brings the earlier exchanges.
@@ -21,6 +24,7 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use statehold_core::ids::SessionId;
 use statehold_core::memory::AgentPath;
 use statehold_core::scope::StateKey;
@@ -31,8 +35,13 @@ use super::conversation_turn::{
     ConversationService, KnownConversation, NewConversation, PreparedMessage, REPLY,
     StartedConversation, run_turn, step_input,
 };
+use super::pause::{
+    DecisionBatch, DeliveryDelays, PAUSES_MAX, RemotePause, decision_words, open_holds,
+    pauses_too_often, require_not_paused,
+};
 use super::shared::{self, ExportedState};
 use super::{call_headers, not_prepared, service_endpoint, turn_failure};
+use crate::chat::ChatReply;
 use crate::conversations::{ConversationSearch, ConversationsClient, HeaderPair};
 use crate::http::{EndpointError, HttpPool, ServiceEndpoint};
 use crate::message::{AgentMessage, raw};
@@ -55,6 +64,9 @@ pub(crate) struct ConversationsAgent {
 pub(super) struct ServiceReply {
     content: String,
     conversation: String,
+    /// The service waits for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    statehold: Option<Raw>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shared_context: Option<Raw>,
     /// `temp:` values that the agent writes. They are in memory only, so a replayed reply has none.
@@ -67,10 +79,54 @@ pub(super) struct ServiceReply {
     notes: Vec<TraceNote>,
 }
 
+impl ServiceReply {
+    /// The reply to a message in a conversation. `export` are the keys that the agent may write.
+    fn of(
+        mut reply: ChatReply,
+        conversation: &str,
+        export: &[StateKey],
+        notes: Vec<TraceNote>,
+    ) -> Self {
+        let temp = shared::take_temp_values(export, &mut reply.shared_context);
+        let conversation = reply
+            .conversation_id
+            .unwrap_or_else(|| conversation.to_owned());
+        Self {
+            ids: call_headers::returned_ids(&reply.headers),
+            content: reply.content,
+            conversation,
+            statehold: reply.statehold,
+            shared_context: reply.shared_context,
+            temp,
+            notes,
+        }
+    }
+
+    fn pause(&self) -> Result<Option<RemotePause>, TurnError> {
+        self.statehold
+            .as_deref()
+            .map_or(Ok(None), RemotePause::read)
+    }
+}
+
 #[async_trait]
 impl Agent for ConversationsAgent {
     async fn turn(&self, run: &mut AgentRun) -> Result<TurnAnswer, TurnError> {
-        let (service_reply, known) = run_turn(self, &self.locks, run).await?;
+        // Check before waiting for the conversation too: a turn that waits for the service may have it for long.
+        if run.next_recorded_kind().is_none() {
+            require_not_paused(run).await?;
+        }
+        let (mut service_reply, known) = run_turn(self, &self.locks, run).await?;
+        let mut pauses = 0;
+        while let Some(paused) = service_reply.pause()? {
+            pauses += 1;
+            if pauses > PAUSES_MAX {
+                return Err(pauses_too_often());
+            }
+            let decisions = open_holds(run, &paused).await?;
+            let conversation = service_reply.conversation;
+            service_reply = self.tell_decisions(run, &conversation, decisions).await?;
+        }
         let shared = service_reply.shared_context.as_deref();
         let ExportedState {
             mut values,
@@ -115,6 +171,49 @@ impl ConversationsAgent {
     }
 }
 
+impl ConversationsAgent {
+    /// Tells the service in its conversation what was decided, as a step.
+    async fn tell_decisions(
+        &self,
+        run: &mut AgentRun,
+        conversation: &str,
+        decisions: DecisionBatch,
+    ) -> Result<ServiceReply, TurnError> {
+        let DecisionBatch {
+            deliveries,
+            results,
+        } = decisions;
+        let made_from = raw(&(&run.input.content, &run.input.attachments, &deliveries));
+        let (client, request) = (self.client(run, run.spec.retries), run.request.ids.request);
+        let key = call_headers::idempotency_key(run.request.ids, run.steps_taken(), "");
+        let (sink, export) = (run.draft_sink(), run.spec.export.clone());
+        let work = async move {
+            let (words, decisions) = (decision_words(&deliveries), json!(deliveries));
+            let message = (words.as_str(), Some(&decisions));
+            let mut delays = DeliveryDelays::default();
+            let reply = loop {
+                let mut on_chunk = |chunk: &str| sink(chunk);
+                let how = (true, &key);
+                let reply = client.chat(conversation, message, how, &mut on_chunk).await;
+                // A message that may have arrived is not sent again.
+                match reply {
+                    Err(error) if error.is_unavailable() => delays.wait(request, &error).await,
+                    reply => break reply.map_err(|error| turn_failure(&error))?,
+                }
+            };
+            let reply = ServiceReply::of(reply, conversation, &export, Vec::new());
+            let extras = StepExtras {
+                results,
+                is_deferred: reply.pause()?.is_none(),
+                ..StepExtras::default()
+            };
+            Ok((reply, extras))
+        };
+        let step = (StepKind::AgentCall, REPLY);
+        run.step(step, made_from.get().as_bytes(), work).await
+    }
+}
+
 #[async_trait]
 impl ConversationService for ConversationsAgent {
     type Reply = ServiceReply;
@@ -137,6 +236,9 @@ impl ConversationService for ConversationsAgent {
         run: &mut AgentRun,
         known: &KnownConversation,
     ) -> Result<ServiceReply, TurnError> {
+        if run.next_recorded_kind().is_none() {
+            require_not_paused(run).await?;
+        }
         let made_from = step_input(&run.input);
         let prepared = PreparedMessage::read(run, known).await?;
         let client = self.client(run, run.spec.retries);
@@ -149,26 +251,18 @@ impl ConversationService for ConversationsAgent {
             known.loss_notice().into_iter().for_each(&sink);
             let mut on_chunk = |chunk: &str| sink(chunk);
             let how = (true, &key);
-            let reply = client.chat(conversation, &text, how, &mut on_chunk).await;
-            let mut reply = reply.map_err(|error| turn_failure(&error))?;
-            let temp = shared::take_temp_values(&export, &mut reply.shared_context);
+            let message = (text.as_str(), None);
+            let reply = client.chat(conversation, message, how, &mut on_chunk).await;
+            let reply = reply.map_err(|error| turn_failure(&error))?;
+            let service_reply = ServiceReply::of(reply, conversation, &export, notes);
             // If the service answered in another conversation, continue there.
-            let other = reply.conversation_id.filter(|other| other != conversation);
-            let has_moved = other.is_some();
-            let conversation = other.unwrap_or_else(|| conversation.to_owned());
+            let has_moved = service_reply.conversation != conversation;
             let moves_on = has_moved || known.changes_record();
-            let private = moves_on.then(|| known.answered_in(self, session, &conversation));
-            let service_reply = ServiceReply {
-                ids: call_headers::returned_ids(&reply.headers),
-                content: reply.content,
-                conversation,
-                shared_context: reply.shared_context,
-                temp,
-                notes,
-            };
+            let answered = &service_reply.conversation;
+            let private = moves_on.then(|| known.answered_in(self, session, answered));
             let extras = StepExtras {
                 private,
-                is_deferred: true,
+                is_deferred: service_reply.pause()?.is_none(),
                 ..StepExtras::default()
             };
             Ok((service_reply, extras))
@@ -227,6 +321,7 @@ fn is_transient(error: &EndpointError) -> bool {
         EndpointError::NoAnswer(_)
         | EndpointError::Malformed(_)
         | EndpointError::TooLarge(_)
+        | EndpointError::MemoryFull
         | EndpointError::NotFound => false,
     }
 }

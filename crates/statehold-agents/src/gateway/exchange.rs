@@ -92,6 +92,16 @@ pub(super) fn briefed_message(
     })
 }
 
+/// A user message with a text, and a state for the agent.
+pub(super) fn user_message_with(text: &str, state: &impl Serialize) -> Raw {
+    let block = shared::block(None, text).unwrap_or_default();
+    raw(&SentMessage {
+        role: "user",
+        content: &raw(&format!("{block}{text}")),
+        custom_content: SentCustomContent::of(None, Some(&raw(state))),
+    })
+}
+
 /// The content of a message, with its parts as they came, and the attachments that go beside it.
 fn content_and_files<'a>(
     message: &'a AgentMessage,
@@ -105,7 +115,7 @@ fn content_and_files<'a>(
     (raw(&parts.collect::<Vec<_>>()), beside)
 }
 
-fn assistant_message(content: &Raw, attachments: &[Raw], state: Option<&Raw>) -> Raw {
+pub(super) fn assistant_message(content: &Raw, attachments: &[Raw], state: Option<&Raw>) -> Raw {
     let files = (!attachments.is_empty()).then(|| raw(&attachments));
     raw(&SentMessage {
         role: "assistant",

@@ -3,23 +3,30 @@
 //! characters. The agent has no say in who may decide.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
-use statehold_core::ids::ItemId;
+use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::CallOutcome;
 use statehold_core::json_keys::require_unique_keys;
 use statehold_core::name::Name;
-use statehold_engine::bodies::Raw;
+use statehold_engine::bodies::{Raw, text_of};
 use statehold_engine::{HoldSpec, NewAction, Schema};
 
 use crate::display_text::clean_text;
+use crate::http::EndpointError;
 use crate::message::raw;
-use crate::runner::HoldDecision;
+use crate::runner::{AgentRun, HoldDecision};
 use crate::turn::{TurnError, describe_json_error};
 
+/// Most times an agent may pause for people in one turn.
+pub(super) const PAUSES_MAX: usize = 64;
+/// Delays between attempts to deliver a decision.
+const DELIVERY_DELAYS_SECONDS: [u64; 5] = [1, 2, 5, 10, 30];
+const DELIVERY_DELAY_SECONDS_MAX: u64 = 60;
 /// Most remote holds opened at a time. Further ones follow when these are decided.
 const HOLDS_MAX: usize = 16;
 /// Limits of shown texts, in bytes.
@@ -96,6 +103,30 @@ pub(super) struct DecisionDelivery {
     key: String,
 }
 
+/// Decisions to deliver with a call, and the results of the local tool calls that stand for the remote
+/// actions.
+#[derive(Default)]
+pub(super) struct DecisionBatch {
+    pub(super) deliveries: Vec<DecisionDelivery>,
+    pub(super) results: Vec<(ItemId, CallOutcome, Raw)>,
+}
+
+impl DecisionDelivery {
+    /// The decision in words, for an agent that reads it as a message: the answer to a question as it was given.
+    fn words(&self) -> String {
+        let answer = self.content.as_deref().map(text_of);
+        let answer = answer.filter(|text| !text.is_empty());
+        let said = answer.unwrap_or_else(|| match &self.content {
+            Some(content) => content.get().to_owned(),
+            None => self.decision.to_owned(),
+        });
+        match &self.comment {
+            Some(comment) => format!("{said}: {comment}"),
+            None => said,
+        }
+    }
+}
+
 impl RemotePause {
     /// Parses the `statehold` member of an answer. None if the agent is not paused.
     pub(super) fn read(said: &RawValue) -> Result<Option<Self>, TurnError> {
@@ -124,7 +155,7 @@ impl RemotePause {
     }
 
     /// Local holds to open, in order, each with the remote hold.
-    pub(super) fn local_holds(&self) -> Result<Vec<(&RemoteHold, HoldSpec)>, TurnError> {
+    fn local_holds(&self) -> Result<Vec<(&RemoteHold, HoldSpec)>, TurnError> {
         let local_holds = self
             .holds
             .iter()
@@ -248,7 +279,7 @@ impl RemoteHold {
     }
 
     /// The decision to send to the agent.
-    pub(super) fn delivery(&self, decided: &HoldDecision) -> DecisionDelivery {
+    fn delivery(&self, decided: &HoldDecision) -> DecisionDelivery {
         let digest = self
             .action
             .as_ref()
@@ -275,8 +306,92 @@ impl RemoteHold {
     }
 }
 
+/// Rejects a message while the agent waits for a person: the agent would take the message for the
+/// answer to its question.
+pub(super) async fn require_not_paused(run: &AgentRun) -> Result<(), TurnError> {
+    let Some(other) = run.request.other_asking_request().await? else {
+        return Ok(());
+    };
+    let pending = run.request.pending_holds().await?;
+    let open = pending.holds.iter().find(|hold| hold.hold.request == other);
+    let what = match open {
+        Some(open) => {
+            let (title, id) = (&open.title, open.hold.id);
+            format!("it waits for a decision about “{title}” ({id}); decide that, then ask again")
+        }
+        None => "the decision is being delivered to it; ask again in a moment".to_owned(),
+    };
+    let agent = &run.spec.name;
+    let message = format!("the agent {agent} cannot be asked now: {what}");
+    Err(TurnError::failed("agent_busy", message))
+}
+
+pub(super) fn pauses_too_often() -> TurnError {
+    let message = format!(
+        "the agent waited for people {PAUSES_MAX} times in one turn; ask for less at once, or check \
+         why it keeps asking"
+    );
+    TurnError::failed("agent_pauses_too_often", message)
+}
+
+/// Opens holds for the agent's holds. If a decision is missing, releases the lease.
+pub(super) async fn open_holds(
+    run: &mut AgentRun,
+    paused: &RemotePause,
+) -> Result<DecisionBatch, TurnError> {
+    let mut decisions = DecisionBatch::default();
+    let mut is_open = false;
+    let holds = paused.local_holds()?;
+    // Check all holds before opening any: open all or none.
+    for (_, spec) in &holds {
+        run.require_valid_hold(spec).await?;
+    }
+    for (hold, spec) in holds {
+        match run.ask_person(spec).await? {
+            Some(decided) => {
+                decisions.deliveries.push(hold.delivery(&decided));
+                decisions.results.extend(call_result(&decided));
+            }
+            None => is_open = true,
+        }
+    }
+    if is_open {
+        return Err(run.release_lease().await);
+    }
+    Ok(decisions)
+}
+
+/// The pauses between attempts to deliver a decision. It must be delivered: without limit while the agent is
+/// unavailable, but only a few times if it is up and fails.
+#[derive(Default)]
+pub(super) struct DeliveryDelays {
+    attempts: usize,
+}
+
+impl DeliveryDelays {
+    /// Whether a decision is delivered again after this error.
+    pub(super) fn has_next(&self, error: &EndpointError) -> bool {
+        self.attempts < DELIVERY_DELAYS_SECONDS.len() || error.is_unavailable()
+    }
+
+    /// Waits for the next attempt.
+    pub(super) async fn wait(&mut self, request: RequestId, error: &EndpointError) {
+        let delay = DELIVERY_DELAYS_SECONDS.get(self.attempts);
+        let delay = delay.copied().unwrap_or(DELIVERY_DELAY_SECONDS_MAX);
+        self.attempts += 1;
+        tracing::warn!(%request, %error, "cannot deliver a decision yet; retrying");
+        tokio::time::sleep(Duration::from_secs(delay)).await;
+    }
+}
+
+/// Decisions in words, a line for each.
+pub(super) fn decision_words(decisions: &[DecisionDelivery]) -> String {
+    let words: Vec<String> = decisions.iter().map(DecisionDelivery::words).collect();
+    words.join("\n")
+}
+
 /// Result of the local call that stands for the remote action, after the decision is delivered.
-pub(super) fn call_result(decided: &HoldDecision) -> Option<(ItemId, CallOutcome, Raw)> {
+fn call_result(decided: &HoldDecision) -> Option<(ItemId, CallOutcome, Raw)> {
     let call_result = match decided.status {
         HoldStatus::Approved | HoldStatus::Edited => CallOutcome::Ran,
         HoldStatus::Answered => CallOutcome::Answered,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use statehold_engine::measures::CallOutcome;
 
 use crate::outbound::{causes, is_tls_failure};
 use crate::secrets::SecretRedactor;
@@ -51,6 +52,12 @@ pub(crate) enum EndpointError {
     /// The response exceeds a size limit.
     #[error("the answer exceeds a limit: {0}; ask for less at once, or let the service say less")]
     TooLarge(&'static str),
+    /// The turns of this user have all the memory that one user may have, or all turns have all of it.
+    #[error(
+        "the answers that are being written take all the memory that this user may have, or all that there is; let \
+         other turns end, then send the message again"
+    )]
+    MemoryFull,
     /// The service no longer has the conversation.
     #[error("the service no longer has the conversation; a new one can be created")]
     NotFound,
@@ -86,6 +93,7 @@ impl EndpointError {
             Self::CutOff => "agent_cut_off",
             Self::Malformed(_) => "agent_malformed",
             Self::TooLarge(_) => "agent_too_large",
+            Self::MemoryFull => "answer_memory_full",
             Self::NotFound => "conversation_lost",
         }
     }
@@ -103,6 +111,29 @@ impl EndpointError {
                 _ => None,
             },
         })
+    }
+
+    /// How the call ended, for operators: without the texts of the service, which may repeat what it was told.
+    pub(super) fn call_outcome(&self) -> CallOutcome {
+        if matches!(self, Self::NotFound) {
+            return CallOutcome::Refused;
+        }
+        CallOutcome::Failed(Some(self.log_text()))
+    }
+
+    /// The reason without the texts of the service.
+    pub(crate) fn log_text(&self) -> String {
+        match self {
+            Self::Status { status, .. } => format!("the service answered {}", status.as_u16()),
+            Self::NoAnswer(_) => "the service gave no answer".to_owned(),
+            Self::Timeout { .. }
+            | Self::Unreachable(_)
+            | Self::CutOff
+            | Self::Malformed(_)
+            | Self::TooLarge(_)
+            | Self::MemoryFull
+            | Self::NotFound => self.to_string(),
+        }
     }
 
     /// Whether the service is down or overloaded, so that it has not processed the call.
@@ -142,6 +173,7 @@ impl EndpointError {
             | Self::NoAnswer(_)
             | Self::Malformed(_)
             | Self::TooLarge(_)
+            | Self::MemoryFull
             | Self::NotFound => false,
         }
     }

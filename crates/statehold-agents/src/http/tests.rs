@@ -3,7 +3,7 @@
 use statehold_fakes::{FakeService, ScriptedResponse, send};
 
 use super::*;
-use crate::chat::{ChatClient, ChatEndpoint, CompletionRequest};
+use crate::chat::{ChatClient, ChatEndpoint, ChatTarget, CompletionRequest};
 use crate::spec::SecretHeader;
 
 const SECRET: &str = "sk-very-secret-1234";
@@ -16,7 +16,7 @@ fn credential(secret: &str) -> Option<Credential> {
 fn endpoint(server: &FakeService) -> ChatEndpoint {
     ChatEndpoint {
         base_url: server.url("/v1"),
-        model: "m".to_owned(),
+        target: ChatTarget::Model("m".to_owned()),
         credential: credential(SECRET),
         headers: Vec::new(),
         timeout: Duration::from_secs(30),

@@ -25,6 +25,8 @@ use rmcp::transport::streamable_http_client::{
 };
 use rmcp::{ClientHandler, RoleClient};
 use serde_json::{Map, Value};
+use statehold_engine::Lock;
+use statehold_engine::measures::{CallOutcome, WarnLimit};
 use tokio::time::Instant;
 
 use super::McpTool;
@@ -35,6 +37,7 @@ use super::question::{self, CallsInFlight, NoAnswers, QuestionSink};
 use crate::exchange::OpenExchange;
 use crate::http::redact_and_clip;
 use crate::spec::{SecretHeader, ToolServerSpec, ToolTransport};
+use crate::turn_watch::ServiceCall;
 
 /// How long a tool list is cached.
 const LISTING_AGE_MAX: Duration = Duration::from_secs(30);
@@ -82,6 +85,18 @@ impl McpFailure {
             },
             other => other,
         }
+    }
+
+    /// How the call ended, for operators: without the texts of the server.
+    pub(super) fn call_outcome(&self) -> CallOutcome {
+        let reason = match self {
+            Self::ErrorReply(_) => return CallOutcome::Refused,
+            Self::WaitsForPerson => return CallOutcome::Ok,
+            Self::Gone { .. } => "the connection was lost, or none could be made",
+            Self::Slow { .. } => "no answer in time",
+            Self::Refused { message, .. } | Self::Unclear(message) => message,
+        };
+        CallOutcome::Failed(Some(reason.to_owned()))
     }
 
     /// A call that the server answered with something that cannot be used here.
@@ -141,6 +156,9 @@ impl ClientHandler for ServerListener {
     }
 }
 
+/// Limits the warnings that a server cannot be connected to.
+pub(super) type ConnectWarnings = Lock<WarnLimit>;
+
 type McpService = RunningService<RoleClient, ServerListener>;
 
 /// Cached tool list of a server.
@@ -165,17 +183,17 @@ impl McpConnection {
     /// Connects. The caller enforces the deadline.
     pub(super) async fn connect(
         spec: &Arc<ToolServerSpec>,
-        http: &OnceLock<Option<McpHttpClient>>,
+        (http, warnings): (&OnceLock<Option<McpHttpClient>>, &ConnectWarnings),
     ) -> Result<Self, McpFailure> {
         // Nearly all servers support the initialize handshake. If a server rejects it, use the newer
         // discovery.
-        let mut service = open(spec, http, ClientLifecycleMode::Initialize).await;
+        let mut service = open(spec, (http, warnings), ClientLifecycleMode::Initialize).await;
         let mut is_newer = false;
         if let Err(McpFailure::ErrorReply(_)) = service {
             let newer = ClientLifecycleMode::Discover {
                 preferred_versions: vec![ProtocolVersion::LATEST],
             };
-            service = open(spec, http, newer).await;
+            service = open(spec, (http, warnings), newer).await;
             is_newer = true;
         }
         let (service, lifecycle) = service?;
@@ -241,8 +259,10 @@ impl McpConnection {
                 || serde_json::to_vec(arguments).unwrap_or_default(),
                 self.spec.secrets(),
             );
+            let mut watched = ServiceCall::to_tool_server(&self.spec.name);
             let sending = self.send_request(request, Some(meta.clone()), deadline, Some(people));
             let answer = sending.await;
+            watched.end(&outcome_of(&answer));
             if let Some(exchange) = &mut exchange {
                 note_answer(exchange, &answer);
             }
@@ -477,6 +497,17 @@ impl Drop for ProgressWatch<'_> {
     }
 }
 
+/// How a call ended, for operators.
+fn outcome_of(answer: &Result<ServerResult, McpFailure>) -> CallOutcome {
+    match answer {
+        Ok(ServerResult::CallToolResult(result)) if result.is_error == Some(true) => {
+            CallOutcome::Refused
+        }
+        Ok(_) => CallOutcome::Ok,
+        Err(failure) => failure.call_outcome(),
+    }
+}
+
 /// Notes the answer to a call in its exchange.
 fn note_answer(exchange: &mut OpenExchange, answer: &Result<ServerResult, McpFailure>) {
     match answer {
@@ -512,7 +543,7 @@ impl Drop for PendingAnswer {
 /// Opens a connection with one of the two handshakes.
 async fn open(
     spec: &Arc<ToolServerSpec>,
-    http: &OnceLock<Option<McpHttpClient>>,
+    (http, warnings): (&OnceLock<Option<McpHttpClient>>, &ConnectWarnings),
     handshake: ClientLifecycleMode,
 ) -> Result<(McpService, Option<ProgramLifecycle>), McpFailure> {
     let listener = ServerListener::default();
@@ -539,7 +570,8 @@ async fn open(
             config = config.custom_headers(headers.iter().map(SecretHeader::pair).collect());
             let transport = StreamableHttpClientTransport::with_client(client, config);
             let service = serve_client_with_lifecycle(listener, transport, handshake).await;
-            let service = service.map_err(|error| connect_failure(spec, error, None))?;
+            let service =
+                service.map_err(|error| connect_failure((spec, warnings), error, None))?;
             Ok((service, None))
         }
         ToolTransport::Command {
@@ -554,11 +586,14 @@ async fn open(
             };
             let child = child::start(spec, program, arguments, &variables);
             let (child, lifecycle, said) = child.map_err(|error| {
-                tracing::warn!(server = %spec.name, program, %error, "cannot start the program of a tool server");
+                if let Some(failures) = warnings.lock().next(std::time::Instant::now()) {
+                    tracing::warn!(server = %spec.name, failures, program, %error, "cannot start the program of a tool server");
+                }
                 McpFailure::Gone { sent: false }
             })?;
             let service = serve_client_with_lifecycle(listener, child, handshake).await;
-            let service = service.map_err(|error| connect_failure(spec, error, Some(&said)))?;
+            let service =
+                service.map_err(|error| connect_failure((spec, warnings), error, Some(&said)))?;
             Ok((service, Some(lifecycle)))
         }
     }
@@ -566,7 +601,7 @@ async fn open(
 
 /// Maps a failed handshake. No request was sent yet, so no tool has run.
 fn connect_failure(
-    spec: &ToolServerSpec,
+    (spec, warnings): (&ToolServerSpec, &ConnectWarnings),
     error: ClientInitializeError,
     said: Option<&StderrTail>,
 ) -> McpFailure {
@@ -579,8 +614,10 @@ fn connect_failure(
         }
         _ => McpFailure::Gone { sent: false },
     };
-    let said = said.and_then(StderrTail::last_line);
-    tracing::warn!(server = %spec.name, error = words, said, "cannot connect to a tool server");
+    if let Some(failures) = warnings.lock().next(std::time::Instant::now()) {
+        let said = said.and_then(StderrTail::last_line);
+        tracing::warn!(server = %spec.name, failures, error = words, said, "cannot connect to a tool server");
+    }
     match failure {
         McpFailure::Refused { message, .. } | McpFailure::Unclear(message) => McpFailure::Refused {
             message,

@@ -213,8 +213,7 @@ pub(crate) fn resource_links(result: &RawValue) -> Vec<AttachmentBody> {
             kind: part.mime,
             title: part.title.or(part.name),
             url: Some(part.uri?),
-            reference_url: None,
-            data: None,
+            ..AttachmentBody::default()
         })
     });
     links.take(ITEM_ATTACHMENTS_MAX).collect()

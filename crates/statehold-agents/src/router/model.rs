@@ -57,13 +57,14 @@ impl RouteChooser {
         let work = async {
             let (route, usage) = self.ask_for_route(&conversation).await?;
             let extras = StepExtras {
-                usage: usage.to_json(),
+                usage: usage.to_json(self.model.name()),
                 is_deferred: true,
                 ..StepExtras::default()
             };
             Ok((route, extras))
         };
-        run.step(ROUTE_STEP, conversation.bytes(), work).await
+        // The call of a model is large, and a turn is polled in every coordinator above it.
+        Box::pin(run.step(ROUTE_STEP, conversation.bytes(), work)).await
     }
 
     /// Asks the model for a route, and retries once if the reply cannot be parsed.
@@ -223,7 +224,7 @@ impl AnswerWriter {
                 tokens: usage.tokens,
             };
             let extras = StepExtras {
-                usage: usage.to_json(),
+                usage: usage.to_json(self.model.name()),
                 is_deferred: true,
                 ..StepExtras::default()
             };

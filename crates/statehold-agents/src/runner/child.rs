@@ -8,14 +8,17 @@ use statehold_core::name::Name;
 use statehold_core::request::RequestOutcome;
 use statehold_engine::bodies::{error_in, payload};
 use statehold_engine::leased::{ChildLease, ClaimedTurn};
+use statehold_engine::stage::StageStatus;
 use statehold_engine::{DraftReader, Ended, Progress, StoredRecord};
 use tokio::sync::oneshot;
 
 use super::generation::TurnSlot;
 use super::journal::StepKind;
-use super::run::{AgentRun, CommitPhase};
+use super::run::{AgentRun, CommitPhase, WaitingParent};
 use crate::message::AgentMessage;
+use crate::stages::OpenStage;
 use crate::turn::{TurnError, TurnFailure};
+use crate::turn_memory;
 
 /// Longest error code that is copied from another agent's failure, in bytes.
 const CODE_BYTES_MAX: usize = 64;
@@ -29,6 +32,13 @@ pub(crate) enum ChildAnswer {
     Failed(TurnFailure),
 }
 
+/// The draft of a child's answer, and where its text goes.
+pub(super) struct ChildDraft {
+    reader: DraftReader,
+    /// The stage of the call. None if the answer of the child is the answer of this turn.
+    stage: Option<OpenStage>,
+}
+
 impl AgentRun {
     /// Sends a request to another agent and waits for its result. `passes`: this turn ends with the answer
     /// of the child, so stream it, and take it as soon as it is decided.
@@ -38,23 +48,48 @@ impl AgentRun {
         message: &AgentMessage,
         passes: bool,
     ) -> Result<(RequestId, ChildAnswer), TurnError> {
+        let stage = self.stages.open(&format!("Call {agent} Agent"));
         let (child, answer) = match self.children.pop_front() {
-            Some((started, asked)) if asked == *agent => (started, None),
+            Some((started, asked)) if asked == *agent => {
+                // Nothing is committed before the turn goes on with this child, so its lease may not be durable yet.
+                self.request.durable().await?;
+                (started, None)
+            }
             Some((_, asked)) => {
                 let what = format!("it had called {asked} and would now call {agent}");
                 return Err(step_mismatch(&what));
             }
-            None => self.start_child(agent, message).await?,
+            None => self.start_child(agent, message, &stage).await?,
         };
-        let draft = passes.then(|| self.engine.follow_draft(child));
+        let draft = passes.then(|| ChildDraft {
+            reader: self.engine.follow_draft(child),
+            stage: None,
+        });
+        let shown = || stage.shows_text() && self.generation.shows_text_of(agent);
+        let draft = draft.or_else(|| {
+            shown().then(|| ChildDraft {
+                reader: self.engine.follow_draft(child),
+                stage: Some(stage.clone()),
+            })
+        });
         let answer = answer.filter(|_| passes);
         if let Some(message) = self.wait_for(child, draft, answer).await? {
+            hold_answer(&message)?;
+            stage.close(StageStatus::Completed);
             self.ending_child = Some(child);
             return Ok((child, ChildAnswer::Completed(message)));
         }
         let ended = self.request.end_of(child).await?;
         self.notify_hook(StepKind::Child, CommitPhase::After);
-        Ok((child, child_answer(agent.as_str(), ended.as_ref())))
+        let answer = child_answer(agent.as_str(), ended.as_ref());
+        if let ChildAnswer::Completed(message) = &answer {
+            hold_answer(message)?;
+        }
+        stage.close(match &answer {
+            ChildAnswer::Completed(_) => StageStatus::Completed,
+            ChildAnswer::Failed(_) => StageStatus::Failed,
+        });
+        Ok((child, answer))
     }
 
     /// Leaves out a child whose end is recorded in a step, so that the next agent is not taken for it.
@@ -78,6 +113,7 @@ impl AgentRun {
         &mut self,
         agent: &Name,
         message: &AgentMessage,
+        stage: &OpenStage,
     ) -> Result<(RequestId, Option<oneshot::Receiver<AgentMessage>>), TurnError> {
         let mut batch = self.request.batch().await?;
         let input = message.put(batch.payloads());
@@ -87,7 +123,11 @@ impl AgentRun {
         let starts_with_commit = slot.as_ref().map(TurnSlot::starts_with_commit);
         let (slot, answer) = (Mutex::new(slot), Mutex::new(None));
         let hand_over = |child: ClaimedTurn| {
-            let (parent, told) = oneshot::channel();
+            let (told_by, told) = oneshot::channel();
+            let parent = WaitingParent {
+                answer: told_by,
+                stages: stage.below(),
+            };
             *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
             let slot = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
             match slot {
@@ -129,7 +169,7 @@ impl AgentRun {
     pub(super) async fn wait_for(
         &mut self,
         child: RequestId,
-        mut draft: Option<DraftReader>,
+        mut draft: Option<ChildDraft>,
         mut answer: Option<oneshot::Receiver<AgentMessage>>,
     ) -> Result<Option<AgentMessage>, TurnError> {
         let session = self.request.ids.session;
@@ -149,7 +189,7 @@ impl AgentRun {
             loop {
                 let piece = async {
                     match &mut draft {
-                        Some(draft) if !is_written => draft.next().await,
+                        Some(draft) if !is_written => draft.reader.next().await,
                         _ => std::future::pending().await,
                     }
                 };
@@ -174,7 +214,7 @@ impl AgentRun {
                         break;
                     }
                     piece = piece => match piece {
-                        Some(piece) => self.write_draft(&piece),
+                        Some(piece) => self.forward(&piece, draft.as_ref()),
                         None => is_written = true,
                     },
                 }
@@ -185,13 +225,27 @@ impl AgentRun {
 
 impl AgentRun {
     /// Forwards the rest of the draft of a child that has written its answer.
-    async fn forward_rest(&self, child: RequestId, draft: Option<DraftReader>) {
+    async fn forward_rest(&self, child: RequestId, draft: Option<ChildDraft>) {
         let Some(mut draft) = draft else { return };
         self.engine.forget_draft(child);
-        while let Some(piece) = draft.next().await {
-            self.write_draft(&piece);
+        while let Some(piece) = draft.reader.next().await {
+            self.forward(&piece, Some(&draft));
         }
     }
+
+    /// Writes a piece of a child's answer into its stage, or into the answer of this turn.
+    fn forward(&self, piece: &str, draft: Option<&ChildDraft>) {
+        match draft.and_then(|draft| draft.stage.as_ref()) {
+            Some(stage) => stage.write(piece),
+            None => self.write_draft(piece),
+        }
+    }
+}
+
+/// Takes memory for the answer of a child: the turn has it until it ends.
+fn hold_answer(message: &AgentMessage) -> Result<(), TurnError> {
+    let held = turn_memory::take(message.content.get().len());
+    held.map_err(|error| error.turn_failure(error.to_string()))
 }
 
 fn child_answer(agent: &str, ended: Option<&Ended>) -> ChildAnswer {

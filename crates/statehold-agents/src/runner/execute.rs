@@ -1,13 +1,15 @@
 //! Executes one turn of a hosted agent: keeps its lease, and ends its request with an answer or an error.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use statehold_core::command::Rejection;
+use statehold_core::name::Name;
 use statehold_engine::EngineError;
 use statehold_engine::leased::{ClaimedTurn, LeasedRequest};
+use statehold_engine::trace::{self, OpenSpan};
 use tokio::time::Instant;
 
 use super::generation::{Generation, LocalAgent, TurnPermit};
@@ -15,6 +17,8 @@ use super::run::{AgentRun, SimulatedCrash, WaitingParent};
 use crate::exchange::{Recorder, recorded};
 use crate::message::raw;
 use crate::turn::{TurnError, TurnFailure};
+use crate::turn_memory::remembered;
+use crate::turn_watch::{TurnWatch, watched};
 
 /// The interval between heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -29,9 +33,21 @@ impl Generation {
         parent: Option<WaitingParent>,
     ) {
         let (request, agent) = (claimed.0.request.clone(), &local.spec.name);
-        let ended = self.try_turn(&local, claimed, permit, parent).await;
+        let now = self.engine.now();
+        let traces = self.engine.traces();
+        let mut span = traces.map(|traces| traces.begin_turn(request.ids, now));
+        let place = span.as_ref().and_then(OpenSpan::context);
+        let turn = self.try_turn(&local, claimed, permit, parent);
+        let ended = Box::pin(trace::within(place, turn)).await;
+        if let Some(span) = &mut span {
+            note_end(span, agent, &ended);
+        }
         let ended = match ended {
-            Err(TurnError::Failed(failure)) => fail(&request, &failure).await,
+            Err(TurnError::Failed(failure)) => {
+                let measures = self.engine.measures();
+                measures.note_turn_failure(agent, &failure.code);
+                fail(&request, &failure).await
+            }
             other => other,
         };
         match ended {
@@ -63,12 +79,19 @@ impl Generation {
         }
         let id = request.ids.request;
         // Keep the draft open until this turn ends, also if it panics.
-        let _draft = self.engine.open_draft(id).by(&spec.name);
-        let mut run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit).await?;
-        run.parent = Mutex::new(parent);
+        let draft = self.engine.open_draft(id).by(&spec.name);
+        let owner = request.owner().await?;
+        let _draft = draft.counted_for(&owner);
+        // Held until the answer of the turn is committed.
+        let memory = self.engine.turn_memory(&owner);
+        let run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit, parent);
+        let mut run = run.await?;
         let log = self.debug_log.clone();
         let recorder = log.map(|log| Recorder::new(log, request.ids, spec));
-        let turn = AssertUnwindSafe(recorded(recorder, agent.turn(&mut run))).catch_unwind();
+        let watch = TurnWatch::new(self.engine.clone(), spec);
+        let turn = remembered(memory.clone(), recorded(recorder, agent.turn(&mut run)));
+        let turn = watched(watch, turn);
+        let turn = AssertUnwindSafe(turn).catch_unwind();
         let outcome = tokio::select! {
             biased;
             outcome = turn => outcome,
@@ -97,6 +120,27 @@ impl Generation {
             }
         }
     }
+}
+
+/// Says in the span of a turn how it ended.
+fn note_end(span: &mut OpenSpan, agent: &Name, ended: &Result<(), TurnError>) {
+    span.set("gen_ai.operation.name", "invoke_agent");
+    span.set("gen_ai.agent.name", agent.as_str());
+    let outcome = match ended {
+        Ok(()) => "completed",
+        Err(TurnError::Paused) => "paused",
+        Err(TurnError::Gone) => "gone",
+        Err(TurnError::Failed(failure)) => {
+            span.fail();
+            span.set("error.type", failure.code.as_str());
+            "failed"
+        }
+        Err(TurnError::Engine(_)) => {
+            span.fail();
+            "stopped"
+        }
+    };
+    span.set("statehold.outcome", outcome);
 }
 
 /// Fails a request with an error.

@@ -21,7 +21,7 @@ use super::{ConversationReader, LEASE_MS, RunnerOptions, StepHook};
 use crate::gateway::ConversationLocks;
 use crate::http::HttpPool;
 use crate::mcp::ToolServers;
-use crate::spec::{AgentBook, AgentSpec};
+use crate::spec::{AgentBook, AgentSpec, StageDetail};
 use crate::turn::Agent;
 
 /// Long-poll timeout of a claim, and the maximum number of requests per claim.
@@ -347,6 +347,12 @@ impl Generation {
         let permit = TurnPermit::new(Arc::clone(&local.turns), permit);
         self.tasks
             .spawn(generation.execute_turn(local, claimed, permit, parent));
+    }
+
+    /// Whether clients see the text of an agent's stages.
+    pub(super) fn shows_text_of(&self, agent: &Name) -> bool {
+        let spec = self.book.agent(agent);
+        spec.is_some_and(|spec| spec.stages == StageDetail::Full)
     }
 
     /// Starts a turn as soon as it has a permit.

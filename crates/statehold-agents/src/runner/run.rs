@@ -13,13 +13,14 @@ use statehold_core::hold::CallTarget;
 use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
+use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::bodies::{ItemBody, Raw, parse, text_of};
 use statehold_engine::leased::{
     ClaimedTurn, EarlierAttempts, EarlierChild, LeasedRequest, WriteBatch,
 };
-use statehold_engine::{Credential, Engine, EngineError, HoldDetail};
+use statehold_engine::{Credential, Engine, EngineError, HoldDetail, StoredRecord};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use super::ConversationReader;
@@ -28,6 +29,7 @@ use super::generation::{Generation, TurnPermit};
 use super::journal::{Journal, StepBody, StepKind};
 use crate::message::{AgentMessage, raw};
 use crate::spec::{AgentKind, AgentSpec};
+use crate::stages::StageWriter;
 use crate::turn::{TraceNote, TurnAnswer, TurnError};
 
 /// When a step hook is called.
@@ -110,8 +112,20 @@ fn put_shown(shown: Option<&(Name, AgentMessage)>, batch: &mut WriteBatch) {
     }
 }
 
-/// The turn that waits for the answer of a child. It gets the answer when the child's end is decided.
-pub(super) type WaitingParent = oneshot::Sender<AgentMessage>;
+/// The turn that waits for the answer of a child.
+pub(super) struct WaitingParent {
+    /// Gets the answer when the child's end is decided.
+    pub(super) answer: oneshot::Sender<AgentMessage>,
+    /// Where the stages of the child lie.
+    pub(super) stages: StageWriter,
+}
+
+/// Whether a request was started by a caller, and not by another request.
+fn is_root(started: &StoredRecord, id: RequestId) -> bool {
+    started.record.content.events.iter().any(|event| {
+        matches!(event, Event::RequestStarted { request, parent: None, .. } if *request == id)
+    })
+}
 
 /// Execution of one request.
 pub(crate) struct AgentRun {
@@ -142,7 +156,11 @@ pub(crate) struct AgentRun {
     /// A step to be committed with the next command.
     pub(super) deferred: Option<UncommittedStep>,
     /// The turn in this process that passes on the answer of this one.
-    pub(super) parent: Mutex<Option<WaitingParent>>,
+    parent: Mutex<Option<oneshot::Sender<AgentMessage>>>,
+    /// Writes the stages of this turn.
+    pub(crate) stages: StageWriter,
+    /// Whether the end of the request has the stages of its turn: it is at the root, and its client shows them.
+    keeps_stages: bool,
     /// The child whose answer this turn passes on. Its end is decided, and may not be durable.
     pub(super) ending_child: Option<RequestId>,
 }
@@ -154,10 +172,12 @@ impl AgentRun {
         spec: Arc<AgentSpec>,
         claimed: ClaimedTurn,
         permit: TurnPermit,
+        parent: Option<WaitingParent>,
     ) -> Result<Self, TurnError> {
         let request = claimed.request;
         let started = claimed.started.as_ref();
         let started_by = started.map_or(0, |started| started.record.content.seq);
+        let is_root = started.is_some_and(|started| is_root(started, request.ids.request));
         let earlier = match &claimed.started {
             Some(started) => request.earlier_attempts(started).await?,
             None => EarlierAttempts::default(),
@@ -185,12 +205,21 @@ impl AgentRun {
             AgentKind::Openai(declared) => declared.credential.clone(),
             AgentKind::Conversations(declared) => declared.credential.clone(),
             AgentKind::Analytics(declared) => declared.credential.clone(),
+            // Its own key and that of its caller are for different calls: see `ChatService`.
+            AgentKind::Dial(_) => None,
             AgentKind::Worker
             | AgentKind::Mcp(_)
             | AgentKind::Llm(_)
             | AgentKind::Router(_)
             | AgentKind::Pipeline(_) => claimed.service_credential,
         };
+        let is_other_service = matches!(
+            spec.kind,
+            AgentKind::Openai(_) | AgentKind::Conversations(_) | AgentKind::Analytics(_)
+        );
+        // A key that DIAL Core made for this call is for applications of DIAL alone.
+        let brought = claimed.credential;
+        let brought = brought.filter(|brought| !(is_other_service && brought.is_for_dial()));
         let mut children: VecDeque<(RequestId, Name)> = VecDeque::new();
         let mut failed_child = None;
         for child in earlier.children {
@@ -204,14 +233,22 @@ impl AgentRun {
         failed_child.take_if(|_| !claimed.children.is_empty());
         children.extend(claimed.children);
         let holds = earlier.holds.into_iter().chain(claimed.holds).collect();
+        let engine = generation.engine.clone();
+        let (parent, stages) = if let Some(parent) = parent {
+            (Some(parent.answer), parent.stages.limited_to(spec.stages))
+        } else {
+            let id = request.ids.request;
+            (None, StageWriter::of_turn(engine.clone(), id, spec.stages))
+        };
         Ok(Self {
-            engine: generation.engine.clone(),
+            engine,
             spec,
             request,
+            keeps_stages: is_root && input.shows_stages(),
             input,
             started_by,
             is_continued: !earlier.requests.is_empty(),
-            credential: claimed.credential.or(own),
+            credential: brought.or(own),
             journal,
             children,
             failed_child,
@@ -221,7 +258,8 @@ impl AgentRun {
             permit,
             next_step: 0,
             deferred: None,
-            parent: Mutex::default(),
+            parent: Mutex::new(parent),
+            stages,
             ending_child: None,
         })
     }
@@ -509,7 +547,8 @@ impl AgentRun {
             let stored = stored.content.as_deref().map(text_of).unwrap_or_default();
             last.put(&mut batch, Some(&stored));
         }
-        for note in &answer.notes {
+        let stages = self.keeps_stages.then(|| self.stages.note()).flatten();
+        for note in answer.notes.iter().chain(&stages) {
             batch.push(ItemKind::Note, None, &note.body());
         }
         put_shown(answer.shown.as_ref(), &mut batch);

@@ -15,7 +15,7 @@ use statehold_core::task::CloseOn;
 use statehold_engine::bodies::{AttachmentBody, ItemBody};
 use statehold_engine::policy::Policies;
 use statehold_engine::testing;
-use statehold_fakes::conversations::Conversations;
+use statehold_fakes::conversations::{Conversation, Conversations};
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked, send};
 
 use crate::briefing::briefed;
@@ -570,6 +570,37 @@ async fn files_of_a_message_reach_a_conversation_service_as_text() -> Outcome {
     let expected = "Look\n\nAttachment: n.txt (text/plain)\nGrüße\n[end of the file]\n\n\
                     Attachment: https://files.test/a";
     assert_eq!(locked(&service.all)[0].messages, [expected]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// A coordinator without a state server kept the id with its answers. A trusted client brings it along once.
+#[tokio::test]
+async fn a_conversation_that_a_client_brought_along_goes_on_and_is_recorded() -> Outcome {
+    let service = Arc::new(Conversations::default());
+    let old = Conversation {
+        id: "c-old".to_owned(),
+        title: "old".to_owned(),
+        messages: vec!["before".to_owned()],
+    };
+    locked(&service.all).push(old);
+    let ums = Arc::clone(&service);
+    let server =
+        FakeService::start(move |seen| ums.respond(seen, |said| format!("answer {}", said.len())))
+            .await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    let data = json!({"dial": {"ums_conversation_id": "c-old"}});
+    let request = rig.ask_bringing(session, "ums", "hello", &data).await;
+    assert_eq!(answer_of(&rig.ended(request).await), "answer 2");
+    // The record counts from now on.
+    let data = json!({"dial": {"ums_conversation_id": "c-other"}});
+    let request = rig.ask_bringing(session, "ums", "again", &data).await;
+    assert_eq!(answer_of(&rig.ended(request).await), "answer 3");
+    assert_eq!(rig.turn(session, "ums", "and again").await, "answer 4");
+    assert_eq!(locked(&service.all).len(), 1, "none was created");
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

@@ -10,11 +10,13 @@ use statehold_core::ids::RequestId;
 use statehold_core::item::{CallMark, CallOutcome, ItemKind};
 use statehold_engine::bodies::{HoldBody, parse};
 use statehold_engine::{HoldDetail, testing};
-use statehold_fakes::chat::streamed;
+use statehold_fakes::chat::{streamed, streamed_with};
+use statehold_fakes::conversations::Conversations;
+use statehold_fakes::dial;
 use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest};
 
 use crate::rig::{Outcome, Rig, error, name, router};
-use crate::world::{answer_of, chat};
+use crate::world::{answer_of, chat, conversations};
 
 pub(crate) fn paused(holds: &Value) -> ScriptedResponse {
     let said = json!({
@@ -421,16 +423,192 @@ async fn decisions_go_where_it_was_asked_and_nothing_else_does_meanwhile() -> Ou
     Ok(())
 }
 
+/// An agent that keeps nothing pauses with its state, and gets its exchanges, that state and the decision in one call.
 #[tokio::test]
-async fn an_agent_without_a_session_cannot_wait() -> Outcome {
-    let server = waiting(json!([{"id": "h", "kind": "question", "title": "?"}])).await;
+async fn an_agent_without_memory_gets_its_state_back_with_the_decision() -> Outcome {
+    const STATE: &str = r#"{"z":1.0,"todo":["delete Bob"],"index":0}"#;
+    let server = FakeService::start(|seen| {
+        let told = decisions(seen).map(|told| told[0]["decision"].clone());
+        match (seen.said().as_str(), told) {
+            ("delete Bob", _) => {
+                let message = format!(
+                    r#"{{"content":"May I?","custom_content":{{"state":{STATE}}}}}"#
+                );
+                let hold = r#"{"id":"h","kind":"approval","title":"Delete Bob?","action":{"tool":"delete","args":{"user":"Bob"},"digest":"sha256:abc"}}"#;
+                ScriptedResponse::json(200, &format!(
+                    r#"{{"choices":[{{"message":{message},"finish_reason":"stop"}}],"statehold":{{"status":"paused","holds":[{hold}]}}}}"#
+                ))
+            }
+            (_, Some(decision)) => streamed_with(&format!("it is {decision}"), r#"{"state":{"done":true}}"#),
+            _ => streamed("fine"),
+        }
+    })
+    .await;
     let rig = Rig::new(vec![Arc::new(chat("far", &server, ChatMemory::Restore))]).await;
     let runner = rig.runner().await;
     let session = rig.session("far").await;
-    let error = rig.failing_turn(session, "far", "wait").await;
-    assert_eq!(error["code"], "agent_pause_untracked");
-    let message = error["message"].as_str().expect("a message");
-    assert!(message.contains(r#"memory = "track""#), "{message}");
+    assert_eq!(rig.turn(session, "far", "hello").await, "fine");
+    let request = rig.ask(session, "far", "delete Bob").await;
+    let holds = asked(&rig, request).await;
+    // Other turns go on: the agent remembers nothing, so it cannot take them for the answer.
+    assert_eq!(rig.turn(session, "far", "and now?").await, "fine");
+    // Another process takes the decision.
+    runner.stop().await;
+    let runner = rig.runner().await;
+    rig.decide(&holds[0], DecisionKind::Approve, None).await;
+    assert_eq!(answer_of(&rig.ended(request).await), r#"it is "approve""#);
+    assert_eq!(rig.turn(session, "far", "last").await, "fine");
+    let seen = server.seen();
+    assert_eq!(seen.len(), 5);
+    let told = decisions(&seen[3]).expect("decisions");
+    assert_eq!(told[0]["digest"], "sha256:abc");
+    assert_eq!(told[0]["key"], holds[0].hold.id.to_string());
+    let paused = format!(
+        r#"{{"role":"user","content":"delete Bob"}},{{"role":"assistant","content":"May I?","custom_content":{{"state":{STATE}}}}},{{"role":"user","content":"approve"}}]"#
+    );
+    assert!(seen[3].text.contains(&paused), "{}", seen[3].text);
+    assert_eq!(
+        seen[3].messages()[0],
+        ("user".to_owned(), "hello".to_owned())
+    );
+    let keys: Vec<_> = seen
+        .iter()
+        .map(|seen| seen.header("idempotency-key"))
+        .collect();
+    assert_ne!(keys[1], keys[3]);
+    // Only the last answer and its state are an exchange.
+    let last = &seen[4].text;
+    assert!(
+        !last.contains("May I?") && last.contains(r#""state":{"done":true}"#),
+        "{last}"
+    );
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// An application made with DIAL's SDK says that it waits in its state, and reads there what was decided.
+#[tokio::test]
+async fn an_application_of_dial_pauses_in_its_state_and_reads_the_decision_in_that_of_the_message()
+-> Outcome {
+    let server = FakeService::start(|seen| {
+        if let Some(refusal) = dial::refusal(seen) {
+            return refusal;
+        }
+        let body = seen.json();
+        let last = body["messages"].as_array().and_then(|all| all.last()).expect("a message");
+        let told = &last["custom_content"]["state"]["statehold"]["decisions"];
+        match told.as_array() {
+            None => dial::answer(vec![
+                dial::opens(0, "Search"),
+                dial::say("Which one?"),
+                dial::state(r#"{"found":[1,2],"statehold":{"status":"paused","holds":[{"id":"q","kind":"question","title":"Which one?"},{"id":"a","kind":"approval","title":"Pay?"}]}}"#),
+            ]),
+            Some(told) => {
+                let state = &body["messages"][1]["custom_content"]["state"];
+                let words = last["content"].as_str().expect("text");
+                dial::answer(vec![dial::say(&format!("{} of {}: {words}", told[0]["content"], state["found"]))])
+            }
+        }
+    })
+    .await;
+    let rig = Rig::new(vec![
+        Arc::new(crate::world::dial("gpa", &server)),
+        router("front", &[(".", "gpa")], &["gpa"]),
+    ])
+    .await;
+    let runner = rig.runner().await;
+    let session = rig.session("front").await;
+    let request = rig.ask(session, "front", "find it").await;
+    let waits = rig.until(request, |detail| {
+        let live = detail.request.live();
+        live.is_some_and(|live| live.lease.is_none() && !live.children.is_empty())
+    });
+    let waits = waits.await;
+    let live = waits.request.live().expect("it waits");
+    let child = *live.children.first().expect("a child");
+    let holds = asked(&rig, child).await;
+    rig.decide(&holds[0], DecisionKind::Respond, Some("the second"))
+        .await;
+    rig.decide(&holds[1], DecisionKind::Reject, None).await;
+    assert_eq!(
+        answer_of(&rig.ended(request).await),
+        "\"the second\" of [1,2]: the second\nreject"
+    );
+    assert_eq!(server.seen().len(), 2);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_service_that_keeps_conversations_is_told_of_a_decision_with_its_next_message() -> Outcome
+{
+    let service = Arc::new(Conversations::default());
+    let is_away = Arc::new(AtomicBool::new(true));
+    let away = Arc::clone(&is_away);
+    let server = FakeService::start(move |seen| {
+        if let Some(created) = service.begin_or_list(seen) {
+            return created;
+        }
+        match (seen.said().as_str(), decisions(seen)) {
+            ("delete Bob", None) => {
+                let hold = json!({"id": "h", "kind": "question", "title": "Which Bob?"});
+                let paused = json!({"status": "paused", "holds": [hold]});
+                let said =
+                    json!({"content": "Which?", "conversation_id": "c-1", "statehold": paused});
+                ScriptedResponse::json(200, &said)
+            }
+            (_, Some(_)) if away.swap(false, Ordering::Relaxed) => {
+                ScriptedResponse::json(503, &json!({"error": {"message": "restarting"}}))
+            }
+            (said, Some(told)) => streamed(&format!("{said}: {}", told[0]["hold_id"])),
+            _ => streamed("fine"),
+        }
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(conversations("ums", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("ums").await;
+    assert_eq!(rig.turn(session, "ums", "hello").await, "fine");
+    let request = rig.ask(session, "ums", "delete Bob").await;
+    let holds = asked(&rig, request).await;
+    // The service would take the message of another turn for the answer.
+    let error = rig.failing_turn(session, "ums", "something else").await;
+    assert_eq!(error["code"], "agent_busy");
+    runner.stop().await;
+    let runner = rig.runner().await;
+    rig.decide(&holds[0], DecisionKind::Respond, Some("the old one"))
+        .await;
+    let ended = rig.ended(request).await;
+    assert_eq!(answer_of(&ended), r#"the old one: "h""#);
+    assert_eq!(rig.turn(session, "ums", "thanks").await, "fine");
+    let chats = server.seen();
+    let chats: Vec<&SeenRequest> = chats
+        .iter()
+        .filter(|seen| seen.path.ends_with("/chat"))
+        .collect();
+    let said: Vec<String> = chats.iter().map(|seen| seen.said()).collect();
+    assert_eq!(
+        said,
+        [
+            "hello",
+            "delete Bob",
+            "the old one",
+            "the old one",
+            "thanks"
+        ]
+    );
+    let keys: Vec<_> = chats
+        .iter()
+        .map(|seen| seen.header("idempotency-key"))
+        .collect();
+    assert_eq!(keys[2], keys[3]);
+    assert!(
+        chats
+            .iter()
+            .all(|seen| seen.path == "/v1/conversations/c-1/chat")
+    );
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())

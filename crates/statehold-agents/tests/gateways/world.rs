@@ -7,8 +7,8 @@ use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::spec::{
-    AgentKind, AgentSpec, AnalyticsSpec, ChatMemory, ConversationsSpec, DataContext, InlineData,
-    OpenaiSpec,
+    AgentKind, AgentSpec, AnalyticsSpec, ChatMemory, ConversationsSpec, DataContext, DialSpec,
+    InlineData, OpenaiSpec, StageDetail,
 };
 use statehold_core::hold::DecisionKind;
 use statehold_core::ids::{RequestId, SessionId};
@@ -18,7 +18,7 @@ use statehold_core::request::RequestOutcome;
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::api::state::StateQuery;
 use statehold_engine::bodies::{ItemBody, parse};
-use statehold_engine::{HoldDetail, PageLimit, RequestDetail, testing};
+use statehold_engine::{Credential, HoldDetail, PageLimit, RequestDetail, testing};
 use statehold_fakes::FakeService;
 use statehold_fakes::analytics::PARENT;
 
@@ -33,6 +33,27 @@ pub(crate) fn chat(text: &str, server: &FakeService, memory: ChatMemory) -> Agen
         memory,
     }));
     owned(agent(text, kind))
+}
+
+/// An application of DIAL that takes a key of this server's, and shows all of its stages.
+pub(crate) fn dial(text: &str, server: &FakeService) -> AgentSpec {
+    dial_with(text, server, Credential::new("own-key".to_owned()))
+}
+
+pub(crate) fn dial_with(
+    text: &str,
+    server: &FakeService,
+    credential: Option<Credential>,
+) -> AgentSpec {
+    let kind = AgentKind::Dial(Arc::new(DialSpec {
+        base_url: server.url("/core?api-version=2024-10-21"),
+        deployment: format!("{text}-app"),
+        credential,
+        headers: Vec::new(),
+    }));
+    let mut spec = owned(agent(text, kind));
+    spec.stages = StageDetail::Full;
+    spec
 }
 
 pub(crate) fn conversations(text: &str, server: &FakeService) -> AgentSpec {

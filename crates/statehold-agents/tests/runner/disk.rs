@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use statehold_core::digest::Digest;
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::{CommandName, Record};
@@ -21,7 +21,7 @@ use statehold_store::{
     HoldChange, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage,
     MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress,
     SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
-    StoreError, StoredItem, StoredRecord, TenantCommit,
+    StoreError, StoredItem, StoredRecord, TenantCommit, WorkTotals,
 };
 use tokio::sync::oneshot;
 
@@ -167,6 +167,7 @@ store_of_disk! {
     fn chat_requests(digest: Digest, limit: usize) -> Vec<(SessionId, RequestId)>;
     fn committed(after: u64, limit: usize) -> Vec<Committed>;
     fn last_place() -> u64;
+    fn work_totals(tenant: Name, agents: usize) -> WorkTotals;
     fn heads_after(after: u64, limit: usize) -> Vec<ChangedHead>;
     fn tenants() -> Vec<Name>;
     fn verify(tenant: Name, expected: Option<TenantHead>, keys: Arc<dyn KnownKeys>) -> CheckReport;
@@ -179,7 +180,9 @@ store_of_disk! {
     fn tenant_head(tenant: Name) -> TenantHead;
     fn tenant_records(tenant: Name, after: u64, limit: usize) -> Vec<TenantRecord>;
     fn api_key(secret: Digest) -> Option<ApiKey>;
-    fn api_keys(tenant: Name) -> Vec<ApiKey>;
+    fn api_keys(tenant: Name, after: Option<KeyId>, limit: usize) -> Vec<ApiKey>;
+    fn api_key_of(tenant: Name, key: KeyId) -> Option<ApiKey>;
+    fn api_key_count(tenant: Name) -> usize;
     fn has_api_keys() -> bool;
     fn resume_addresses() -> Vec<ResumeAddress>;
     fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize) -> Vec<LiveWork>;

@@ -17,6 +17,7 @@ mod resumed;
 mod rig;
 mod routed;
 mod scopes;
+mod staged;
 mod unanswered;
 mod waits;
 mod watched;

@@ -7,7 +7,7 @@ use serde_json::json;
 use statehold_agents::runner::{ConversationReader, Runner, RunnerOptions, StepHook};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, CallerTrust, ChatSessions, FinalAnswer, RouterSpec, Routing,
-    RoutingRule,
+    RoutingRule, StageDetail, StateFormat,
 };
 use statehold_core::command::{Command, Output, StartRequest, StatePatch};
 use statehold_core::digest::Digest;
@@ -22,7 +22,7 @@ use statehold_engine::leased::LeasedRequest;
 use statehold_engine::policy::Policies;
 use statehold_engine::{
     Call, Caller, Claim, ClaimedRequest, Credential, Engine, EngineError, EngineOptions,
-    MemoryKeys, RequestDetail, SystemClock, api, testing,
+    MemoryKeys, RequestDetail, SystemClock, TurnMemories, api, testing,
 };
 use statehold_store::memory::MemoryStore;
 use statehold_store::{PageLimit, Store};
@@ -49,6 +49,8 @@ pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
         sessions: ChatSessions::None,
         caller_history: CallerTrust::default(),
         references: false,
+        stages: StageDetail::default(),
+        state_format: StateFormat::default(),
         brief_on_loss: false,
         digest: Digest::sha256(text.as_bytes()),
     })
@@ -101,6 +103,23 @@ impl Rig {
             policies: Arc::new(policies),
             ..EngineOptions::default()
         };
+        Self::start_on(store, book, options).await
+    }
+
+    /// A rig whose turns share this memory.
+    #[allow(dead_code, reason = "another program uses it")]
+    pub(crate) async fn with_turn_memory(
+        agents: Vec<Arc<AgentSpec>>,
+        turn_memories: TurnMemories,
+    ) -> Self {
+        let options = EngineOptions {
+            turn_memories,
+            ..EngineOptions::default()
+        };
+        Self::start_on(Arc::new(MemoryStore::new()), book(agents), options).await
+    }
+
+    async fn start_on(store: Arc<dyn Store>, book: AgentBook, options: EngineOptions) -> Self {
         let engine = Engine::start(
             store,
             Arc::new(MemoryKeys::default()),
@@ -153,7 +172,12 @@ impl Rig {
 
     /// A session of bob's with an agent.
     pub(crate) async fn session(&self, agent: &str) -> SessionId {
-        let input = json!({"app": "app", "user": "bob", "agent": agent});
+        self.session_of("bob", agent).await
+    }
+
+    /// A session of a user with an agent.
+    pub(crate) async fn session_of(&self, user: &str, agent: &str) -> SessionId {
+        let input = json!({"app": "app", "user": user, "agent": agent});
         let input = serde_json::from_value(input).expect("a session");
         let created = api::session::create(&self.engine, &self.call(), input).await;
         created.expect("a session").view.id
@@ -177,7 +201,21 @@ impl Rig {
         body: &ItemBody,
         files: &[AttachmentBody],
     ) -> RequestId {
-        self.start((session, agent), (body, files), None).await
+        self.start((session, agent), (body, files), None, None)
+            .await
+    }
+
+    /// Sends a message with the credential of its caller.
+    #[allow(dead_code, reason = "another program uses it")]
+    pub(crate) async fn ask_with(
+        &self,
+        session: SessionId,
+        agent: &str,
+        (body, files): (&ItemBody, &[AttachmentBody]),
+        credential: &Credential,
+    ) -> RequestId {
+        self.start((session, agent), (body, files), None, Some(credential))
+            .await
     }
 
     /// Goes on from a request that failed, as a client does that repeats its message.
@@ -189,7 +227,8 @@ impl Rig {
         };
         let (session, agent) = (failed.session.id, failed.task.agent.as_str());
         let continued = Some((failed.request.id(), failed.task.id));
-        self.start((session, agent), (&body, &[]), continued).await
+        self.start((session, agent), (&body, &[]), continued, None)
+            .await
     }
 
     async fn start(
@@ -197,6 +236,7 @@ impl Rig {
         (session, agent): (SessionId, &str),
         (body, files): (&ItemBody, &[AttachmentBody]),
         continued: Option<(RequestId, TaskId)>,
+        credential: Option<&Credential>,
     ) -> RequestId {
         let payloads = testing::payloads(&self.engine, session).await;
         let mut payloads = payloads.expect("keys");
@@ -221,7 +261,7 @@ impl Rig {
             output: None,
         });
         let (call, command) = (self.call(), (&command, &payloads));
-        let done = testing::commit(&self.engine, session, &call, command, None).await;
+        let done = testing::commit(&self.engine, session, &call, command, credential).await;
         done.expect("a request").view.request.expect("an id")
     }
 

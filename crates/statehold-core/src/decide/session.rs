@@ -20,7 +20,7 @@ pub(super) fn create(
     name: Option<BodyRef>,
     labels: Option<BodyRef>,
     patch: &StatePatch,
-    ttl: Option<TimeToLive>,
+    (ttl, hidden_ttl_ms): (Option<TimeToLive>, Option<u64>),
 ) -> Result<(), Rejection> {
     if draft.state.owner.is_some() {
         return Err(Rejection::SessionExists);
@@ -29,7 +29,9 @@ pub(super) fn create(
         return Err(Rejection::NotFound);
     }
     require_ttl(ttl)?;
+    require_hidden_ttl(hidden_ttl_ms)?;
     draft.emit(Event::SessionCreated {
+        hidden_ttl_ms,
         owner: owner.clone(),
         name,
         labels,
@@ -43,12 +45,19 @@ pub(super) fn patch(
     labels: Option<BodyRef>,
     name: Option<Change<BodyRef>>,
     ttl: Option<Change<TimeToLive>>,
+    hidden_ttl_ms: Option<Change<u64>>,
 ) -> Result<(), Rejection> {
-    if labels.is_none() && name.is_none() && ttl.is_none() {
+    if labels.is_none() && name.is_none() && ttl.is_none() && hidden_ttl_ms.is_none() {
         return Err(Rejection::EmptyPatch);
     }
     require_ttl(ttl.and_then(Change::value))?;
-    draft.emit(Event::SessionPatched { labels, name, ttl });
+    require_hidden_ttl(hidden_ttl_ms.and_then(Change::value))?;
+    draft.emit(Event::SessionPatched {
+        hidden_ttl_ms,
+        labels,
+        name,
+        ttl,
+    });
     Ok(())
 }
 
@@ -60,6 +69,26 @@ fn require_ttl(ttl: Option<TimeToLive>) -> Result<(), Rejection> {
         }),
         _ => Ok(()),
     }
+}
+
+fn require_hidden_ttl(ms: Option<u64>) -> Result<(), Rejection> {
+    match ms {
+        Some(ms) if !limits::SESSION_TTL_MS.contains(&ms) => Err(Rejection::Limit {
+            limit: "milliseconds a session keeps its hidden payloads",
+            max: *limits::SESSION_TTL_MS.end(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn erase_hidden(draft: &mut Draft<'_>) -> Result<(), Rejection> {
+    if !draft.state.is_hidden_due(draft.at) {
+        return Err(Rejection::HiddenNotDue);
+    }
+    draft.emit(Event::PayloadsErased {
+        payloads: ErasedPayloads::Hidden,
+    });
+    Ok(())
 }
 
 pub(super) fn expire(draft: &mut Draft<'_>) -> Result<(), Rejection> {

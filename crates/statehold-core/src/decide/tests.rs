@@ -720,7 +720,8 @@ fn usual_actor(command: &Command) -> Actor {
         Command::LapseLease { .. }
         | Command::RaiseFence { .. }
         | Command::ExpireHold { .. }
-        | Command::ExpireSession => Actor::system(name("t1")),
+        | Command::ExpireSession
+        | Command::EraseHidden => Actor::system(name("t1")),
         Command::StartRequest(_)
         | Command::PutState { .. }
         | Command::CreateSession { .. }
@@ -800,6 +801,7 @@ fn create_session() -> Command {
         labels: None,
         state: StatePatch::default(),
         ttl: None,
+        hidden_ttl_ms: None,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::ids::{HoldId, ItemId, RequestId, TaskId};
 use crate::item::{CallMark, CallOutcome, Item, ItemKind, PlacedItem, Role, Visibility};
 use crate::limits;
 use crate::principal::Principal;
-use crate::record::{CommandName, Event, Record};
+use crate::record::{CommandName, ErasedPayloads, Event, Record};
 use crate::request::{FENCE_RAISE, LiveStatus, REQUEST_TRANSITIONS, RequestOutcome};
 use crate::scope::Scope;
 use crate::session::SessionState;
@@ -534,6 +534,7 @@ fn fence_of(command: &Command) -> Option<Fenced> {
         | Command::RecordTurn(_)
         | Command::CloseSession { .. }
         | Command::ExpireSession
+        | Command::EraseHidden
         | Command::DeleteSession
         | Command::ClaimRequest { .. }
         | Command::LapseLease { .. }
@@ -710,6 +711,26 @@ pub(super) fn scope_lifetime(_: &Facts, seen: &Observation<'_>) -> Verdict {
         }
         Observation::Recovery(_) => Verdict::NotConcerned,
     }
+}
+
+pub(super) fn hidden_waits_for_requests(_: &Facts, seen: &Observation<'_>) -> Verdict {
+    on_record(seen, |step| {
+        let content = &step.record.content;
+        if content.command != CommandName::EraseHidden {
+            return Verdict::NotConcerned;
+        }
+        let erases_hidden = Event::PayloadsErased {
+            payloads: ErasedPayloads::Hidden,
+        };
+        let (before, after) = (step.before, step.after);
+        all([
+            content.events == [erases_hidden],
+            before.requests.is_empty(),
+            before.is_hidden_due(content.at),
+            after.hidden_expires_at.is_none(),
+            before.closed || before.expires_at == after.expires_at,
+        ])
+    })
 }
 
 pub(super) fn refusal_is_clean(_: &Facts, seen: &Observation<'_>) -> Verdict {

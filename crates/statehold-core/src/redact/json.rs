@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use super::rules::{BY_KEY, names_secret};
+use super::rules::{BY_KEY, SecretName, secret_name};
 use super::{FINDINGS_MAX, Finding, Redacted, Redactor, RuleId, is_placeholder, placeholder};
 
 /// How many layers of JSON inside texts of JSON are read as JSON.
@@ -49,12 +49,8 @@ pub(super) fn redact(
     walk.space();
     let first = walk.peek()?;
     // Numbers and whole objects under a key of state are counters and records; a text is the secret itself.
-    let is_secret = key.is_some_and(names_secret) && first == b'"';
-    walk.value(if is_secret {
-        Under::Secret
-    } else {
-        Under::Plain
-    })?;
+    let name = key.and_then(secret_name).filter(|_| first == b'"');
+    walk.value(name.map_or(Under::Plain, Under::Secret))?;
     walk.space();
     if walk.at < json.len() {
         return Err(NotJson);
@@ -73,7 +69,7 @@ pub(super) fn redact(
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Under {
     Plain,
-    Secret,
+    Secret(SecretName),
     /// The key is a name in a list of properties: an object below it describes values.
     SecretProperty,
     /// The value stays.
@@ -123,11 +119,10 @@ impl<'a> Walk<'a> {
                 let text = self.string()?;
                 match under {
                     Under::Kept => {}
-                    Under::Secret | Under::SecretProperty if !text.is_empty() => {
-                        if !is_placeholder(&text) {
-                            self.replace(begin, &placeholder(BY_KEY), [RuleId::own(BY_KEY)]);
-                        }
+                    Under::Secret(name) if !text.is_empty() && name.fits(&text) => {
+                        self.hide(begin, &text);
                     }
+                    Under::SecretProperty if !text.is_empty() => self.hide(begin, &text),
                     _ => {
                         if let Some((shown, rules)) = self.redactor.text_at(&text, self.layer) {
                             self.replace(begin, &shown, rules);
@@ -140,7 +135,8 @@ impl<'a> Walk<'a> {
             b't' | b'f' | b'n' => self.at += self.run(u8::is_ascii_alphabetic),
             b'-' | b'0'..=b'9' => {
                 self.at += self.run(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte));
-                if matches!(under, Under::Secret | Under::SecretProperty) {
+                let is_secret = Under::Secret(SecretName::Sure);
+                if under == is_secret || under == Under::SecretProperty {
                     self.replace(begin, &placeholder(BY_KEY), [RuleId::own(BY_KEY)]);
                 }
             }
@@ -167,7 +163,7 @@ impl<'a> Walk<'a> {
         self.depth += 1;
         let is_list = self.peek()? == b'[';
         match under {
-            Under::Secret => {
+            Under::Secret(_) => {
                 walk(self, Under::Kept)?;
                 let is_empty = self.json[begin + 1..self.at - 1].trim().is_empty();
                 if !is_empty {
@@ -225,11 +221,11 @@ impl<'a> Walk<'a> {
             push_step(&mut self.path, &key);
             self.space();
             self.expect(b':')?;
-            let below = match (under, names_secret(&key)) {
+            let below = match (under, secret_name(&key)) {
                 (Under::Kept, _) => Under::Kept,
-                (_, true) if is_properties => Under::SecretProperty,
-                (_, true) => Under::Secret,
-                (_, false) => Under::Plain,
+                (_, Some(_)) if is_properties => Under::SecretProperty,
+                (_, Some(name)) => Under::Secret(name),
+                (_, None) => Under::Plain,
             };
             let below = self.kept_or(below);
             self.value(below)?;
@@ -280,6 +276,13 @@ impl<'a> Walk<'a> {
     fn kept_or(&self, under: Under) -> Under {
         let is_kept = self.layer == 0 && self.kept.contains(&self.path.as_str());
         if is_kept { Under::Kept } else { under }
+    }
+
+    /// Hides a text under a key that names a secret, unless that was done before.
+    fn hide(&mut self, begin: usize, text: &str) {
+        if !is_placeholder(text) {
+            self.replace(begin, &placeholder(BY_KEY), [RuleId::own(BY_KEY)]);
+        }
     }
 
     /// Writes this text in the place of the JSON since `begin`.

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
-/// A class of characters, all of them ASCII except for [`Set::Value`].
+/// A class of ASCII characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Set {
     Digit,
@@ -28,8 +28,6 @@ pub(super) enum Set {
     Base64,
     /// `0-9A-Za-z_-.~+/`: a token of HTTP authentication.
     Token,
-    /// Everything but white space and the characters that end a value in a text.
-    Value,
 }
 
 impl Set {
@@ -45,11 +43,6 @@ impl Set {
             Self::Dotted => is_alnum || matches!(byte, b'_' | b'-' | b'.'),
             Self::Base64 => is_alnum || matches!(byte, b'+' | b'/'),
             Self::Token => is_alnum || b"_-.~+/".contains(&byte),
-            Self::Value => {
-                !byte.is_ascii_whitespace()
-                    && !byte.is_ascii_control()
-                    && !b"\"'`;&<>,".contains(&byte)
-            }
         }
     }
 }
@@ -80,6 +73,10 @@ pub(super) enum Shape {
     PairValue,
     /// A value behind a variable name that ends with the anchor, at the beginning of a line.
     Variable,
+    /// A quoted value behind a quoted key that names a secret: JSON in a fence, behind words, or cut off.
+    QuotedPair,
+    /// Credentials in base64. They have a digit or an upper-case letter behind the first character, so that a word is none.
+    Basic,
 }
 
 /// A rule.
@@ -90,6 +87,16 @@ pub(super) struct Rule {
     pub(super) shape: Shape,
     /// Whether the secret has a letter and a digit, so that words of a language do not look like one.
     pub(super) is_mixed: bool,
+}
+
+impl Rule {
+    /// Whether its matches end where a run ends, however long that is. All its parts are of the class of that run.
+    pub(super) fn is_open_ended(&self) -> bool {
+        let (Shape::Parts(parts) | Shape::Behind(parts)) = self.shape else {
+            return false;
+        };
+        matches!(parts.last(), Some(Part::Run(_, _, MANY)))
+    }
 }
 
 const fn rule(id: &'static str, anchors: &'static [&'static str], parts: &'static [Part]) -> Rule {
@@ -116,8 +123,9 @@ const fn shaped(id: &'static str, anchors: &'static [&'static str], shape: Shape
     }
 }
 
-/// The length of the longest tokens, in bytes.
-const MANY: usize = 65_536;
+/// As many characters as there are. A run that ends at a limit would leave the rest of a secret behind its placeholder,
+/// and one that is no match behind a limit would be walked again from each anchor in it.
+pub(super) const MANY: usize = usize::MAX - 1;
 
 use Part::{Is, Run};
 use Set::{Alnum, Base64, Digit, Dotted, Hex, Token, Upper, Url, Word};
@@ -140,10 +148,12 @@ pub(super) const RULES: &[Rule] = &[
                 "aws_secret_access_key: ",
                 "aws_secret_access_key=\"",
                 "aws_secret_access_key='",
+                "aws_secret_access_key: \"",
                 "AWS_SECRET_ACCESS_KEY=",
                 "AWS_SECRET_ACCESS_KEY=\"",
                 "AWS_SECRET_ACCESS_KEY='",
                 "AWS_SECRET_ACCESS_KEY: ",
+                "AWS_SECRET_ACCESS_KEY: \"",
             ],
             &[],
         )
@@ -417,18 +427,18 @@ pub(super) const RULES: &[Rule] = &[
         shape: Shape::Behind(&[Run(Token, 16, MANY)]),
         ..mixed("bearer-token", &["Bearer ", "bearer ", "BEARER "], &[])
     },
-    Rule {
-        shape: Shape::Behind(&[Run(Base64, 12, MANY)]),
-        ..mixed(
-            "basic-credentials",
-            &[
-                "Authorization: Basic ",
-                "authorization: Basic ",
-                "authorization: basic ",
-            ],
-            &[],
-        )
-    },
+    shaped(
+        "basic-credentials",
+        &[
+            "Authorization: Basic ",
+            "Authorization: basic ",
+            "AUTHORIZATION: BASIC ",
+            "AUTHORIZATION: Basic ",
+            "authorization: Basic ",
+            "authorization: basic ",
+        ],
+        Shape::Basic,
+    ),
     shaped("url-password", &["://"], Shape::UrlPassword),
     shaped(
         "connection-password",
@@ -456,10 +466,17 @@ pub(super) const RULES: &[Rule] = &[
         ],
         Shape::Variable,
     ),
+    shaped(
+        BY_KEY,
+        &["\":", "\" :", "':", "' :", "\\\":", "\\\" :"],
+        Shape::QuotedPair,
+    ),
 ];
 
 /// The rule for values under a key that names a secret.
 pub(super) const BY_KEY: &str = "secret-key-name";
+/// The longest part of a key that is looked at, in bytes.
+pub(super) const KEY_BYTES_MAX: usize = SECRET_KEY_BYTES_MAX;
 
 /// Keys whose values are secrets, in lower case and without separators.
 const SECRET_KEYS: &[&str] = &[
@@ -474,7 +491,7 @@ const SECRET_KEYS: &[&str] = &[
     "bearertoken",
     "clientsecret",
     "connectionstring",
-    "cookie",
+    "dbpass",
     "dbpassword",
     "encryptionkey",
     "githubtoken",
@@ -487,7 +504,6 @@ const SECRET_KEYS: &[&str] = &[
     "password",
     "privatekey",
     "proxyauthorization",
-    "pwd",
     "refreshtoken",
     "secret",
     "secretaccesskey",
@@ -495,7 +511,6 @@ const SECRET_KEYS: &[&str] = &[
     "sessiontoken",
     "setcookie",
     "signingkey",
-    "token",
     "userpassword",
     "webhooksecret",
     "xapikey",
@@ -526,10 +541,40 @@ const ABOUT_SECRETS: &[&str] = &[
 /// The longest key that is looked at, with room for separators, in bytes.
 const SECRET_KEY_BYTES_MAX: usize = 64;
 
-/// Whether a key of a JSON object names a secret. Case and separators do not count.
-pub(super) fn names_secret(key: &str) -> bool {
+/// The kind of value that a key names. Some words name a secret in one program and something harmless in another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SecretName {
+    /// Every value is a secret.
+    Sure,
+    /// `token`: not the word or the number that a language model has read.
+    Token,
+    /// `cookie`: not the one to eat.
+    Cookie,
+    /// `pwd`: not the directory.
+    Directory,
+}
+
+impl SecretName {
+    /// Whether a text under the name is a secret.
+    pub(super) fn fits(self, value: &str) -> bool {
+        let has_both = |text: &str| {
+            text.bytes().any(|byte| byte.is_ascii_digit())
+                && text.bytes().any(|byte| byte.is_ascii_alphabetic())
+        };
+        let is_word = || value.contains(char::is_whitespace);
+        match self {
+            Self::Sure => true,
+            Self::Token => !is_word() && (value.len() >= 16 || value.len() >= 6 && has_both(value)),
+            Self::Cookie => value.contains('=') || value.len() >= 8 && !is_word(),
+            Self::Directory => !value.starts_with(['/', '~', '.', '\\']) && !value.contains(":\\"),
+        }
+    }
+}
+
+/// The kind of secret that a key of a JSON object names, if it names one. Case and separators do not count.
+pub(super) fn secret_name(key: &str) -> Option<SecretName> {
     if key.len() > SECRET_KEY_BYTES_MAX {
-        return false;
+        return None;
     }
     let mut plain = [0_u8; SECRET_KEY_BYTES_MAX];
     let mut length = 0;
@@ -538,14 +583,34 @@ pub(super) fn names_secret(key: &str) -> bool {
         length += 1;
     }
     let plain = &plain[..length];
+    match plain {
+        b"token" => return Some(SecretName::Token),
+        b"cookie" => return Some(SecretName::Cookie),
+        b"pwd" => return Some(SecretName::Directory),
+        _ => {}
+    }
     if SECRET_KEYS.iter().any(|known| known.as_bytes() == plain) {
-        return true;
+        return Some(SecretName::Sure);
     }
     // A path or a sentence is no name of a secret.
     let is_name = plain.iter().all(u8::is_ascii_alphanumeric);
     let ends = |text: &&str| plain.ends_with(text.as_bytes());
-    let begins = |text: &&str| plain.starts_with(text.as_bytes());
-    is_name && SECRET_KEY_ENDS.iter().any(ends) && !ABOUT_SECRETS.iter().any(begins)
+    let is_secret = is_name && SECRET_KEY_ENDS.iter().any(ends) && !is_about_secrets(key);
+    is_secret.then_some(SecretName::Sure)
+}
+
+/// Whether the first word of a key says that its value only tells about a secret: `is_password`, `hasApiKey`.
+fn is_about_secrets(key: &str) -> bool {
+    let mut before = None;
+    let end = key.bytes().position(|byte| {
+        let begins_word = |last: u8| last.is_ascii_lowercase() && byte.is_ascii_uppercase();
+        let is_end = b"_-. ".contains(&byte) || before.is_some_and(begins_word);
+        before = Some(byte);
+        is_end
+    });
+    let first = &key[..end.unwrap_or(key.len())];
+    let is_first = |word: &&str| word.eq_ignore_ascii_case(first);
+    ABOUT_SECRETS.iter().any(is_first)
 }
 
 /// The anchors of all rules, and the rules of each.

@@ -2,11 +2,14 @@
 
 #![expect(missing_docs, reason = "fields are named as the API names them")]
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
-use statehold_core::tenant::{TenantHead, TenantRecord};
+use statehold_core::principal::Principal;
+use statehold_core::tenant::{TenantContent, TenantEvent, TenantHead, TenantRecord};
 use statehold_store::{Problem as CheckProblem, ProblemKind};
 use utoipa::ToSchema;
 
@@ -48,6 +51,8 @@ impl From<TenantHead> for AuditHeadView {
 pub struct AuditRecords {
     #[schema(value_type = Vec<RecordForm>)]
     pub records: Vec<Box<RawValue>>,
+    /// The names of the people who are principals in the entries, or whom they are about. Erased names are left out.
+    pub names: BTreeMap<String, String>,
     pub head: AuditHeadView,
     /// The public key that verifies the signatures of roots.
     #[schema(value_type = PublicKeyText)]
@@ -137,6 +142,7 @@ pub async fn records(
     let public_key = engine.root_signer().await?.public_key();
     let store = &engine.inner().store;
     let mut records = Vec::new();
+    let mut people = Vec::new();
     let (mut after, mut bytes) = (after, 0);
     while records.len() < limit && bytes < PAGE_BYTES_MAX {
         let step = ENTRIES_STEP.min(limit - records.len());
@@ -144,17 +150,37 @@ pub async fn records(
         let page = page.await?;
         let Some(last) = page.last() else { break };
         after = last.content.seq;
+        people.extend(page.iter().flat_map(|one| people_in(&one.content)));
         bytes += page.iter().map(|one| one.as_bytes().len()).sum::<usize>();
         let chained =
             |record: &TenantRecord| with_hash(record.as_bytes(), &record.hash.to_string());
         records.extend(page.iter().map(chained));
     }
     let head = store.tenant_head(caller.tenant.clone()).await?;
+    let names = engine.names_for(caller, people).await?;
     Ok(AuditRecords {
         records,
+        names: names.by_principal(),
         head: head.into(),
         public_key: public_key.to_string(),
     })
+}
+
+/// The principal of an entry, and the users whom it is about.
+fn people_in(content: &TenantContent) -> impl Iterator<Item = Principal> {
+    let about = match content.event {
+        TenantEvent::KeyCreated { owner, user, .. } => [owner, user],
+        TenantEvent::UserErased { user, .. } => [Some(user), None],
+        TenantEvent::HeadsSigned { .. }
+        | TenantEvent::KeyRevoked { .. }
+        | TenantEvent::ResumeAddressSet { .. }
+        | TenantEvent::ResumeAddressRemoved { .. }
+        | TenantEvent::KeyRingRotated { .. }
+        | TenantEvent::BackupMade { .. }
+        | TenantEvent::TraceRead { .. } => [None, None],
+    };
+    let about = about.into_iter().flatten().map(Principal::User);
+    std::iter::once(content.principal).chain(about)
 }
 
 /// Verifies every chain, payload, table and root of the tenant. The engine keeps serving calls meanwhile.

@@ -394,7 +394,7 @@ fn shown(event: &Event, bodies: &[Option<Vec<u8>>], entry: &FeedEntry) -> Option
             ..
         } => json!({
             "type": "hold_decided", "hold_id": hold, "request_id": request,
-            "status": decision.status, "by": decision.by,
+            "status": decision.status, "by": entry.names.of(&decision.by),
         }),
         Event::StatePut { key, request, .. } => {
             json!({"type": "state_put", "key": key, "request_id": request})

@@ -6,6 +6,7 @@ mod decide;
 mod decision_input;
 mod edited;
 mod evidence;
+mod excerpt;
 mod input;
 mod pending;
 mod summary;
@@ -36,10 +37,11 @@ use crate::read::Page;
 
 pub use action::ActionView;
 pub use confirmation::confirmation_text;
-pub(crate) use decide::require_decider;
 pub use decide::{decide, decide_shown, resume};
+pub(crate) use decide::{decide_resuming, require_decider};
 pub use decision_input::{DecisionInput, ResumeInput, TurnDecision};
 pub use evidence::{EvidenceView, ToolRunView};
+pub use excerpt::{ExcerptMessage, ExcerptView};
 pub use input::{ActionInput, HoldInput};
 pub use pending::PendingHoldView;
 pub(crate) use pending::pending_views;
@@ -234,4 +236,21 @@ pub async fn read(
     memory: &dyn AnswerMemory,
 ) -> Result<HoldView, EngineError> {
     Ok(HoldView::of(&engine.hold_in(memory, caller, hold).await?))
+}
+
+/// Reads a hold for a person, with an excerpt of the conversation if the caller may decide it.
+///
+/// # Errors
+///
+/// As [`read`].
+pub async fn read_with_excerpt(
+    engine: &Engine,
+    caller: &Caller,
+    hold: HoldId,
+    memory: &dyn AnswerMemory,
+) -> Result<HoldView, EngineError> {
+    let detail = engine.hold_in(memory, caller, hold).await?;
+    let mut view = HoldView::of(&detail);
+    view.excerpt = excerpt::excerpt(engine, &detail, memory).await?;
+    Ok(view)
 }

@@ -15,6 +15,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::access::require_admin;
 use crate::keys::{NewKey, require_sound};
+use crate::read::Page;
 
 /// A key to create.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -69,11 +70,14 @@ pub struct KeyView {
     pub key: Option<String>,
 }
 
-/// All keys.
+/// A page of keys.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct KeyList {
-    /// The keys.
+    /// The keys, oldest first, revoked ones included.
     pub keys: Vec<KeyView>,
+    /// The `cursor` of the next page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// Creates a key. The answer is the only place that shows its secret.
@@ -123,6 +127,15 @@ fn names(texts: &[String], path: &str) -> Result<BTreeSet<Name>, EngineError> {
     texts.iter().map(|text| parse_name(text, path)).collect()
 }
 
+/// Refuses a caller who may not list keys, before anything of the call is looked at.
+///
+/// # Errors
+///
+/// If the caller is not an admin.
+pub fn require_lister(caller: &Caller) -> Result<(), EngineError> {
+    require_admin(caller)
+}
+
 async fn key_view(engine: &Engine, key: &ApiKey) -> Result<KeyView, EngineError> {
     let name = async |person: Option<UserId>| match person {
         Some(person) => engine.user_name(&key.tenant, person).await.map(Some),
@@ -142,17 +155,27 @@ async fn key_view(engine: &Engine, key: &ApiKey) -> Result<KeyView, EngineError>
     })
 }
 
-/// Lists the keys of the tenant.
+/// A page of the keys of the tenant, oldest first, revoked ones included.
 ///
 /// # Errors
 ///
 /// If the caller is not an admin.
-pub async fn list(engine: &Engine, caller: &Caller) -> Result<KeyList, EngineError> {
-    let mut keys = Vec::new();
-    for key in engine.keys(caller).await? {
-        keys.push(key_view(engine, &key).await?);
+pub async fn list(
+    engine: &Engine,
+    caller: &Caller,
+    after: Option<KeyId>,
+    limit: usize,
+) -> Result<Page<KeyView, KeyId>, EngineError> {
+    // One more than the page shows whether another one follows.
+    let mut keys = engine.keys(caller, after, limit + 1).await?;
+    let has_more = keys.len() > limit;
+    keys.truncate(limit);
+    let next = keys.last().map(|key| key.id).filter(|_| has_more);
+    let mut entries = Vec::with_capacity(keys.len());
+    for key in &keys {
+        entries.push(key_view(engine, key).await?);
     }
-    Ok(KeyList { keys })
+    Ok(Page { entries, next })
 }
 
 /// Revokes a key, at once.

@@ -53,7 +53,9 @@ schemas! {
     /// The kind of an agent.
     AgentKindWord as "AgentKind" = word(
         "`worker`: a process claims its work. All others are called by the server itself.",
-        &["worker", "openai", "conversations", "analytics", "llm", "router", "pipeline"],
+        &[
+            "worker", "openai", "dial", "conversations", "analytics", "mcp", "llm", "router", "pipeline",
+        ],
     );
     /// The session of a chat call that names none.
     ChatSessionsWord as "ChatSessions" = word(

@@ -12,11 +12,12 @@ use statehold_core::command::{Command, StatePatch};
 use statehold_core::digest::BodyRef;
 use statehold_core::ids::{IdMint, SessionId, Shard};
 use statehold_core::name::Name;
-use statehold_core::record::{Change, Record};
+use statehold_core::principal::Principal;
+use statehold_core::record::{Change, Event, Record};
 use statehold_core::session::{Owner, SessionStatus, TimeToLive};
 use statehold_store::{PageLimit, SessionOrder, SessionPlace, SessionSummary};
 
-use self::input::{require_labels, require_name, time_to_live};
+use self::input::{hidden_ttl_ms, require_labels, require_name, time_to_live};
 use super::annotation::add_annotations;
 use super::hold::pending_views;
 use super::item::MessageView;
@@ -89,7 +90,8 @@ pub(crate) async fn create_with(
     let session = fresh_session(engine, &owner, &user)?;
     let mut write = SessionWrite::of_owner(engine, call, session, &owner).await?;
     let state = state(&mut write.payloads)?;
-    let command = create_command(&owner, input, state, &mut write.payloads)?;
+    let defaults = engine.policies().lifetimes.of_new(&owner, input.is_chat);
+    let command = create_command(&owner, input, defaults, state, &mut write.payloads)?;
     let labels = input.labels.as_ref().filter(|labels| !labels.is_empty());
     let view = |made: &DecidedCommit<'_>| {
         let content = &made.record.content;
@@ -103,6 +105,8 @@ pub(crate) async fn create_with(
             deleted: false,
             ttl: made.after.ttl,
             expires_at: made.after.expires_at,
+            hidden_ttl_ms: made.after.hidden_ttl_ms,
+            hidden_expires_at: made.after.hidden_expires_at,
             revision: content.seq,
             created_at: content.at,
             updated_at: content.at,
@@ -151,9 +155,11 @@ fn fresh_session(engine: &Engine, owner: &Owner, user: &str) -> Result<SessionId
     Ok(SessionId::from_uuid(mint.next_uuid()))
 }
 
+/// The command that makes a session. It lives as long as the input says, or else the defaults.
 pub(crate) fn create_command(
     owner: &Owner,
     input: &SessionInput,
+    (default_ttl, default_hidden_ms): (Option<TimeToLive>, Option<u64>),
     state: StatePatch,
     payloads: &mut Payloads,
 ) -> Result<Command, EngineError> {
@@ -167,6 +173,7 @@ pub(crate) fn create_command(
         .ttl_seconds
         .map(|seconds| time_to_live(seconds, input.ttl_mode))
         .transpose()?;
+    let hidden_ttl_ms = input.hidden_ttl_seconds.map(hidden_ttl_ms).transpose()?;
     let labels = input.labels.as_ref().filter(|labels| !labels.is_empty());
     Ok(Command::CreateSession {
         name: input
@@ -175,7 +182,8 @@ pub(crate) fn create_command(
             .map(|name| payloads.put_opaque(name.clone().into_bytes())),
         labels: labels.map(|labels| payloads.put_opaque(to_body(labels))),
         state,
-        ttl,
+        ttl: ttl.or(default_ttl),
+        hidden_ttl_ms: hidden_ttl_ms.or(default_hidden_ms),
         owner: owner.clone(),
     })
 }
@@ -383,11 +391,18 @@ async fn patch_once(
         summary.name = name.clone().value();
     }
     let ttl = new_ttl(changes)?;
-    let command = Command::PatchSession { labels, name, ttl };
+    let hidden_ttl_ms = new_hidden_ttl(changes)?;
+    let command = Command::PatchSession {
+        labels,
+        name,
+        ttl,
+        hidden_ttl_ms,
+    };
     let user = engine.user_name(&owner.tenant, owner.user).await?;
     let view = |made: &DecidedCommit<'_>| {
         let summary = SessionSummary {
             ttl: made.after.ttl,
+            hidden_ttl_ms: made.after.hidden_ttl_ms,
             ..after_commit(&summary, made)
         };
         Some(SessionView::of(&summary, user.clone()))
@@ -417,6 +432,14 @@ fn new_ttl(changes: &SessionChanges) -> Result<Option<Change<TimeToLive>>, Engin
             let detail = "`ttl_mode` goes with `ttl_seconds`";
             return Err(EngineError::invalid("ttl_mode", detail));
         }
+        None => None,
+    })
+}
+
+fn new_hidden_ttl(changes: &SessionChanges) -> Result<Option<Change<u64>>, EngineError> {
+    Ok(match changes.hidden_ttl_seconds {
+        Some(Change::Set(seconds)) => Some(Change::Set(hidden_ttl_ms(seconds)?)),
+        Some(Change::Clear) => Some(Change::Clear),
         None => None,
     })
 }
@@ -543,10 +566,28 @@ pub async fn records(
     let summary = engine.traceable(caller, session).await?;
     let records = engine.inner().store.chain(session, after, limit).await?;
     let chained = |record: &Record| with_hash(record.as_bytes(), &record.hash.to_string());
+    let principals = records.iter().flat_map(principals_in);
+    let names = engine.names_for(caller, principals).await?;
     Ok(RecordPage {
         records: records.iter().map(chained).collect(),
+        names: names.by_principal(),
         revision: summary.revision,
     })
+}
+
+/// The principal of a record, and the people who decided its holds.
+fn principals_in(record: &Record) -> impl Iterator<Item = Principal> {
+    let events = record.content.events.iter();
+    let deciders = events.filter_map(decider_in);
+    std::iter::once(record.content.principal).chain(deciders)
+}
+
+/// Who decided the hold that an event is about.
+pub(crate) fn decider_in(event: &Event) -> Option<Principal> {
+    match event {
+        Event::HoldDecided { decision, .. } => Some(decision.by),
+        _ => None,
+    }
 }
 
 /// The canonical bytes of a record, with its hash as one more field.

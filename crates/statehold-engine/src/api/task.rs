@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 use super::hold::{PendingHoldView, pending_views};
 use super::item::ItemView;
 use super::json::{Raw, raw_bytes};
+use super::trace::{FailedRequest, failures_in};
 use crate::answer_memory::{ANSWER_PAGE_BYTES, SMALL_PAYLOAD_BYTES};
 use crate::caller::{Caller, Role};
 use crate::commit::call::{Call, DecidedCommit, Receipt};
@@ -56,6 +57,10 @@ pub struct TaskView {
     /// Number of open holds of this task and its child tasks.
     pub pending_total: usize,
     pub history: Vec<ItemView>,
+    /// For the trace: the failed requests among those of the history, the newest first, and why each failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub failures: Vec<FailedRequest>,
     /// The agent's private state, for its worker and the trace.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
@@ -123,7 +128,9 @@ pub async fn read(
         },
         error => error,
     })?;
+    let mut failures = Vec::new();
     if view == View::Trace {
+        failures = failures_in(engine, session, &page.items).await?;
         let event = TenantEvent::TraceRead { session };
         engine.audit(caller, event).await?;
     }
@@ -140,6 +147,7 @@ pub async fn read(
         pending,
         pending_total,
         history: items.map(|item| ItemView::of(item).seen_by(view)).collect(),
+        failures,
         state: private.as_deref().map(raw_bytes),
         next_cursor: None,
     };

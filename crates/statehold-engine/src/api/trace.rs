@@ -1,6 +1,7 @@
 //! Reads of traces: everything that a session has, hidden items too. They are for operators, and the audit stream
 //! has each of them before the answer leaves. Items come as they are, or as the messages of a `tool_call_history`.
 
+mod failures;
 mod tool_history;
 
 use statehold_core::ids::{SessionId, TaskId};
@@ -17,6 +18,8 @@ use crate::error::EngineError;
 use crate::guard::access::require_any;
 use crate::read::ItemPage;
 
+pub use failures::FailedRequest;
+pub(crate) use failures::failures_in;
 pub use tool_history::{
     FunctionCallView, HistoryMessageView, ItemMark, ToolCallHistory, ToolCallView,
 };
@@ -46,6 +49,7 @@ pub async fn items(
     let read = items_of_session(engine, caller, session, at, page).await?;
     let view = TracePage {
         messages: read.items.iter().rev().map(ItemView::of).collect(),
+        failures: failures_in(engine, session, &read.items).await?,
         revision: read.revision,
         next_cursor: None,
     };

@@ -21,6 +21,7 @@ use super::hold::{HoldRef, shown_title, title_in, title_of};
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::people::sees_names;
 
 /// Number of records read at a time, backwards.
 const STEP: u64 = 64;
@@ -113,7 +114,7 @@ pub async fn read(
     add_statuses(engine, &mut requests).await?;
     let tree = Tree {
         tasks: known_tasks(engine, &state, &mut requests).await?,
-        holds: holds_of(engine, &state, &requests, holds).await?,
+        holds: holds_of(engine, caller, &state, (&requests, holds)).await?,
         requests,
     };
     Ok(TreeView {
@@ -190,6 +191,7 @@ async fn started_requests(
                             status: decided.get(hold).copied().unwrap_or(HoldStatus::Open),
                             title: title_of(*kind, None),
                             expires_at: deadline.map(Into::into),
+                            decided_by: None,
                         };
                         let logged = LoggedHold {
                             request: *request,
@@ -280,9 +282,12 @@ async fn add_statuses(
 /// decided them.
 async fn holds_of(
     engine: &Engine,
+    caller: &Caller,
     state: &SessionState,
-    requests: &BTreeMap<RequestId, TreeEntry>,
-    mut logged: BTreeMap<HoldId, LoggedHold>,
+    (requests, mut logged): (
+        &BTreeMap<RequestId, TreeEntry>,
+        BTreeMap<HoldId, LoggedHold>,
+    ),
 ) -> Result<BTreeMap<RequestId, Vec<HoldRef>>, EngineError> {
     let ids = requests.keys().copied().collect();
     let mut rows = engine.inner().store.held_by(ids).await?;
@@ -307,10 +312,15 @@ async fn holds_of(
         }
         holds.insert(id, (hold.request, hold.shown));
     }
+    let deciders = rows.iter().filter_map(|row| Some(row.decision?.0.by));
+    let names = engine.names_for(caller, deciders).await?;
     for HoldSummary { hold, decision, .. } in rows {
         let decision = decision.map(|(decision, _)| decision);
         let title = title(hold.kind, (hold.opened_at, hold.body));
-        let shown = HoldRef::new(&hold, decision, title);
+        let mut shown = HoldRef::new(&hold, decision, title);
+        shown.decided_by = decision
+            .filter(|_| sees_names(caller, false))
+            .map(|decision| names.of(&decision.by));
         holds.insert(hold.id, (hold.request, shown));
     }
     let mut by_request: BTreeMap<RequestId, Vec<HoldRef>> = BTreeMap::new();

@@ -7,6 +7,7 @@
 
 mod account;
 mod agent_reply;
+mod agent_state;
 mod debug;
 mod delivery;
 mod earlier;
@@ -30,7 +31,7 @@ use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
 
 use self::pause_text::{approval_reminder, question_reminder};
-use self::recall::{Recall, RecalledSession, SearchStep, with_note};
+use self::recall::{Recall, RecalledSession, SearchStep, with_members, with_note};
 use self::search::TurnSearch;
 use super::item::write::output;
 use super::json::{Raw, raw_text};
@@ -50,6 +51,7 @@ use crate::locks::KeyLock;
 pub use super::hold::TurnDecision;
 pub use account::{TokenUsage, TurnAccount};
 pub use agent_reply::{AgentReply, ReplyParts};
+pub use agent_state::TurnAgentState;
 pub use debug::TurnDebug;
 pub use delivery::{DeliveryLog, DeliveryReceipt};
 pub use earlier::EarlierAnswer;
@@ -364,7 +366,7 @@ pub async fn open_turn_in_recalled_session(
         };
         let mut input = input(session);
         let note = conversation.place.note(step);
-        let data = input.message.data.or(context);
+        let data = with_members(context, input.message.data);
         input.message.data = with_note(data, note);
         let opened = open_turn(&own, &log, input, Vec::new()).await;
         drop(lock);

@@ -10,7 +10,7 @@ use statehold_core::ids::UserId;
 use statehold_core::name::Name;
 use statehold_core::tenant::TenantEvent;
 use statehold_store::keys::KeyOwner;
-use statehold_store::{SessionSummary, TenantChange};
+use statehold_store::{ApiKey, SessionSummary, TenantChange};
 use utoipa::ToSchema;
 
 use super::json::Time;
@@ -106,12 +106,11 @@ impl Engine {
     }
 
     async fn revoke_keys_of(&self, caller: &Caller, user: UserId) -> Result<u64, EngineError> {
+        let is_theirs = |key: &ApiKey| key.user == Some(user) && key.revoked_at.is_none();
         let mut revoked = 0;
-        for key in self.keys(caller).await? {
-            if key.user == Some(user) && key.revoked_at.is_none() {
-                self.revoke_key(caller, key.id).await?;
-                revoked += 1;
-            }
+        for key in self.keys_where(caller, is_theirs).await? {
+            self.revoke_key(caller, key).await?;
+            revoked += 1;
         }
         Ok(revoked)
     }

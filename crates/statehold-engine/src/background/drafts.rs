@@ -13,21 +13,42 @@ use std::sync::Arc;
 use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_core::redact::TextStream;
+use statehold_core::session::Owner;
 use tokio::sync::watch;
 
+use super::draft_stages::{LogPosition, StageLog};
+use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::guard::redact::RedactionRules;
 use crate::locks::Lock;
+use crate::shares::{Share, Shares};
+use crate::stage::StageChange;
 
 /// The maximum size of one draft. Readers get the rest when the answer is committed.
 const DRAFT_BYTES_MAX: usize = 1024 * 1024;
 
+/// The bytes of all drafts. A slow reader keeps the draft that it follows, so each user has a share.
+const ALL_BYTES_MAX: usize = 128 * 1024 * 1024;
+
+/// Drafts take their share in steps, so that most pieces do not ask for more.
+const SHARE_STEP: usize = 16 * 1024;
+
 /// The most text that a reader gets at a time. A reader that comes late gets the rest in further pieces.
 const PIECE_BYTES_MAX: usize = 4 * 1024;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Drafts {
     live: Lock<HashMap<RequestId, LiveDraft>>,
+    bytes: Shares,
+}
+
+impl Default for Drafts {
+    fn default() -> Self {
+        Self {
+            live: Lock::default(),
+            bytes: Shares::new(ALL_BYTES_MAX),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -58,12 +79,17 @@ struct DraftText {
     said: usize,
     /// Whether a piece did not fit. Later pieces are dropped, so that the text has no gap.
     is_full: bool,
+    /// The stages beside the text.
+    stages: StageLog,
+    /// The memory of the draft, as a share of its user. None counts nothing.
+    share: Option<Share>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct WrittenLength {
     edition: u64,
     bytes: usize,
+    stages: LogPosition,
     is_over: bool,
 }
 
@@ -134,6 +160,15 @@ impl OpenDraft {
         self.handle.draft.text.lock().agent = Some(agent.clone());
         self
     }
+
+    /// Counts the draft as one of this user. A user whose drafts fill their share of the memory sees the rest of an
+    /// answer when it is committed.
+    pub fn counted_for(self, owner: &Owner) -> Self {
+        let server = Caller::worker_of_server(owner.tenant.clone());
+        let share = self.handle.drafts.bytes.none_for_user(&server, owner.user);
+        self.handle.draft.text.lock().share.get_or_insert(share);
+        self
+    }
 }
 
 impl Draft {
@@ -143,6 +178,7 @@ impl Draft {
         text.said = 0;
         text.is_full = false;
         text.unredacted = None;
+        text.stages.begin();
         self.announce(&text);
     }
 
@@ -170,10 +206,22 @@ impl Draft {
         }
     }
 
+    fn write_stage(&self, change: StageChange, rules: &RedactionRules) {
+        let mut text = self.text.lock();
+        let redactor = match &text.agent {
+            Some(agent) => rules.of(agent),
+            None => rules.of_any(),
+        };
+        text.stages.write(change, redactor);
+        text.take_memory(0);
+        self.announce(&text);
+    }
+
     fn announce(&self, text: &DraftText) {
         self.length.send_modify(|written| {
             written.edition = text.edition;
             written.bytes = text.said;
+            written.stages = text.stages.end();
         });
     }
 }
@@ -192,12 +240,22 @@ impl DraftText {
             self.edition += 1;
             piece
         };
-        if self.text.len() + new.len() > DRAFT_BYTES_MAX {
+        let is_too_long = self.text.len() + new.len() > DRAFT_BYTES_MAX;
+        if is_too_long || !self.take_memory(new.len()) {
             self.is_full = true;
         } else {
             self.text.push_str(new);
         }
         self.said = self.text.len();
+    }
+
+    /// Takes the memory for the draft, and for so many bytes more. False if its user has too many drafts in memory.
+    fn take_memory(&mut self, more: usize) -> bool {
+        let bytes = self.text.len() + self.stages.bytes() + more;
+        let Some(share) = &mut self.share else {
+            return true;
+        };
+        bytes <= share.units() || share.resize(bytes.next_multiple_of(SHARE_STEP)).is_ok()
     }
 
     /// The next piece of the text after `place`; advances `place`.
@@ -215,6 +273,15 @@ impl DraftText {
         let offset = std::mem::replace(&mut place.read, read);
         Some(DraftPiece { offset, text })
     }
+}
+
+/// The next part of a draft for a reader.
+#[derive(Debug, Clone)]
+pub enum DraftChange {
+    /// Text, of bounded length.
+    Text(String),
+    /// A change of the stages.
+    Stage(StageChange),
 }
 
 /// The next text for a reader, of bounded length.
@@ -245,6 +312,7 @@ pub struct DraftReader {
     handle: DraftHandle,
     length: watch::Receiver<WrittenLength>,
     place: ReadPosition,
+    stages: LogPosition,
 }
 
 impl DraftReader {
@@ -252,20 +320,35 @@ impl DraftReader {
     /// started over: the reader may have passed its beginning on and cannot retract it.
     pub async fn next(&mut self) -> Option<String> {
         loop {
-            let place = self.place;
-            let news = |written: &WrittenLength| written.is_over || place.has_news(written);
+            match self.next_change().await? {
+                DraftChange::Text(text) => return Some(text),
+                DraftChange::Stage(_) => {}
+            }
+        }
+    }
+
+    /// Waits for the next piece of text, or the next change of the stages. None as for `next`.
+    pub async fn next_change(&mut self) -> Option<DraftChange> {
+        loop {
+            let (place, stages) = (self.place, self.stages);
+            let news = |written: &WrittenLength| {
+                written.is_over || place.has_news(written) || written.stages > stages
+            };
             // The sender lives as long as the draft.
             let written = self.length.wait_for(news).await;
             let is_over = written.is_ok_and(|written| written.is_over);
             let piece = {
                 let text = self.handle.draft.text.lock();
+                if let Some(change) = text.stages.after(&mut self.stages) {
+                    return Some(DraftChange::Stage(change));
+                }
                 if place.read > 0 && text.edition != place.edition {
                     return None;
                 }
                 text.after(&mut self.place)
             };
             match piece {
-                Some(piece) => return Some(piece.text),
+                Some(piece) => return Some(DraftChange::Text(piece.text)),
                 None if is_over => return None,
                 None => {}
             }
@@ -307,6 +390,13 @@ impl Engine {
         }
     }
 
+    /// Changes the stages of a live request's draft, without their secrets. Dropped if it has no writer and no reader.
+    pub fn write_stage(&self, request: RequestId, change: StageChange) {
+        if let Some(draft) = self.inner().drafts.find(request) {
+            draft.write_stage(change, &self.policies().redaction);
+        }
+    }
+
     /// Follows the draft of a request's answer. Call this before checking that the request is live, to
     /// miss nothing. If the request has ended, drop the reader.
     pub fn follow_draft(&self, request: RequestId) -> DraftReader {
@@ -316,6 +406,7 @@ impl Engine {
             handle,
             length,
             place: ReadPosition::default(),
+            stages: LogPosition::default(),
         }
     }
 
@@ -334,6 +425,7 @@ impl Engine {
 mod tests {
     use std::sync::Arc as Shared;
 
+    use statehold_core::ids::UserId;
     use statehold_store::memory::MemoryStore;
 
     use super::*;
@@ -462,6 +554,36 @@ mod tests {
         check_taken(&mut feed, Some((11, " Sorry.")));
         assert_eq!(chat.next().await, None);
         assert_eq!(engine.drafts_kept(), 0);
+        engine.shut_down().await;
+    }
+
+    #[tokio::test]
+    async fn the_drafts_of_one_user_leave_memory_for_those_of_others() {
+        let engine = engine().await;
+        let owner = |n: u128| Owner {
+            tenant: "default".parse().expect("a name"),
+            app: "app".parse().expect("a name"),
+            agent: "agent".parse().expect("a name"),
+            user: UserId::from_uuid(uuid::Uuid::from_u128(n)),
+        };
+        let piece = "x".repeat(DRAFT_BYTES_MAX);
+        let written = |n: u128, user: u128| {
+            let open = engine.open_draft(request(n)).counted_for(&owner(user));
+            engine.write_draft(request(n), &piece);
+            let is_kept = engine.follow_draft(request(n)).take().is_some();
+            (open, is_kept)
+        };
+        let count = ALL_BYTES_MAX / DRAFT_BYTES_MAX;
+        let mut open: Vec<_> = (0..count as u128).map(|n| written(n, 1)).collect();
+        let kept = open.iter().filter(|(_, is_kept)| *is_kept).count();
+        assert_eq!(kept, count / 4, "the share of one user");
+        let (other, is_kept) = written(1_000, 2);
+        assert!(is_kept);
+        // A draft that has ended gives its memory back.
+        open.truncate(kept - 1);
+        let (again, is_kept) = written(2_000, 1);
+        assert!(is_kept);
+        drop((other, again));
         engine.shut_down().await;
     }
 

@@ -75,7 +75,7 @@ impl Engine {
             let heartbeats = inner.heartbeats.lock();
             let is_extended = |due: &Due| match due.kind {
                 DueKind::Lease(request) => heartbeats.get(&request).is_some_and(|end| *end > now),
-                DueKind::Hold(_) | DueKind::Session => false,
+                DueKind::Hold(_) | DueKind::Session | DueKind::Hidden => false,
             };
             let can_settle = |due: &Due| !is_extended(due) && !damage.is_unusable(due.session);
             page.iter().map(can_settle).collect()

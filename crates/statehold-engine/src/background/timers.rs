@@ -150,6 +150,7 @@ impl Engine {
             DueKind::Lease(request) => Command::LapseLease { request },
             DueKind::Hold(hold) => Command::ExpireHold { hold },
             DueKind::Session => Command::ExpireSession,
+            DueKind::Hidden => Command::EraseHidden,
         };
         let call = Call::by(Caller::local(due.tenant));
         let write = SessionWrite {

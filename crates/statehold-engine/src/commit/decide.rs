@@ -127,9 +127,14 @@ impl Engine {
         if let Some(merged) = submission.merged {
             commit.set_merged(merged.shared.iter().cloned());
         }
-        let credential = write.credential.map(|credential| {
-            let credentials = &self.inner().credentials;
-            credentials.keep((credential, &write.call.caller), command, &commit)
+        let credentials = &self.inner().credentials;
+        let caller = &write.call.caller;
+        let resumed = write.resumed_with;
+        let resumed =
+            resumed.map(|credential| credentials.keep_resumed((credential, caller), &commit));
+        let credential = resumed.or_else(|| {
+            let credential = write.credential?;
+            Some(credentials.keep((credential, caller), command, &commit))
         });
         let new_user = match (command, &commit.after.owner) {
             (Command::CreateSession { .. }, Some(owner)) => self.inner().users.new_user(owner.user),

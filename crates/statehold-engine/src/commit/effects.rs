@@ -15,6 +15,7 @@ use statehold_store::{Commit, StoreError};
 use super::mailbox::Mailbox;
 use crate::engine::{Engine, Inner};
 use crate::guard::credentials::PendingCredential;
+use crate::measures::CommitEvents;
 use crate::watch::ChangedParts;
 
 /// Why a worker may wait for a request.
@@ -38,6 +39,9 @@ pub(super) struct Effects {
     unneeded: Vec<HoldId>,
     keeps_answer: bool,
     parts: ChangedParts,
+    counted: CommitEvents,
+    /// Requests that remember their place in a trace, in case they are not started after all.
+    traced: Vec<RequestId>,
     credential: Option<PendingCredential>,
 }
 
@@ -82,8 +86,7 @@ impl Effects {
             claimed: claimed.collect(),
             ended: ended_requests.map(|ended| ended.id).collect(),
             temps_lost: roots_ended.chain(roots_paused).collect(),
-            erases: commit.after.deleted
-                || commit.after.closed && commit.after.expires_at.is_none(),
+            erases: commit.removes_payloads(),
             unneeded: if is_fork {
                 Vec::new()
             } else {
@@ -91,6 +94,11 @@ impl Effects {
             },
             keeps_answer: commit.answer.is_some(),
             parts: ChangedParts::of(commit),
+            counted: CommitEvents::of(commit, is_fork),
+            traced: match &inner.options.traces {
+                Some(traces) if !is_fork => traces.note_started(commit),
+                _ => Vec::new(),
+            },
             credential,
         }
     }
@@ -109,6 +117,7 @@ impl Engine {
         inner
             .answers_kept
             .fetch_add(effects.keeps_answer.into(), Ordering::Relaxed);
+        inner.options.measures.note_commit(&effects.counted);
         inner.note_ahead(after);
         mailbox.announce(after);
         inner.watches.note(after.session, effects.parts);
@@ -121,6 +130,9 @@ impl Engine {
             if !is_claimed {
                 inner.queue(&tenant, &agent).notify_waiters();
             }
+        }
+        if let Some(traces) = &inner.options.traces {
+            traces.forget(&effects.ended);
         }
         if !effects.ended.is_empty() {
             let mut heartbeats = inner.heartbeats.lock();
@@ -146,6 +158,9 @@ impl Engine {
     /// request that it would have claimed waits for a worker.
     pub(super) fn undo(&self, mailbox: &Mailbox, error: &StoreError, effects: Effects) {
         drop(effects.credential);
+        if let Some(traces) = &self.inner().options.traces {
+            traces.forget(&effects.traced);
+        }
         if matches!(error, StoreError::Full) {
             self.inner().is_full.store(true, Ordering::Relaxed);
         }

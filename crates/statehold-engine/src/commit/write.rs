@@ -54,6 +54,8 @@ pub(crate) struct SessionWrite<'a> {
     pub(crate) payloads: Payloads,
     /// A credential for the worker, kept in memory only.
     pub(crate) credential: Option<&'a Credential>,
+    /// The credential of a caller whose decision lets a turn go on.
+    pub(crate) resumed_with: Option<&'a Credential>,
     pub(crate) authority: Authority,
     /// The lease under which a worker of this process writes, if that may not be durable yet.
     pub(crate) lease: Option<&'a Durability>,
@@ -80,6 +82,7 @@ impl<'a> SessionWrite<'a> {
             session,
             payloads: Payloads::none(),
             credential: None,
+            resumed_with: None,
             authority: Authority::Caller,
             lease: None,
             on_decided: None,

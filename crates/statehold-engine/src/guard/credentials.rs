@@ -34,7 +34,13 @@ const TOTAL_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// A secret of a caller, a person or a service. `Debug` does not print it, and dropping it wipes its
 /// memory.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Credential(Arc<Zeroizing<String>>);
+pub struct Credential {
+    secret: Arc<Zeroizing<String>>,
+    /// The token of the user, which came beside the key of the call.
+    token: Option<Arc<Zeroizing<String>>>,
+    /// Whether DIAL Core made it for one call: it is for applications of DIAL, and for no other service.
+    is_for_dial: bool,
+}
 
 impl Credential {
     /// A credential of 1 to 8192 bytes.
@@ -42,12 +48,55 @@ impl Credential {
         let text = Zeroizing::new(text);
         (1..=CREDENTIAL_BYTES_MAX)
             .contains(&text.len())
-            .then(|| Self(Arc::new(text)))
+            .then(|| Self {
+                secret: Arc::new(text),
+                token: None,
+                is_for_dial: false,
+            })
+    }
+
+    /// The same secret, as a key that DIAL Core made for one call.
+    #[must_use]
+    pub fn for_dial(self) -> Self {
+        Self {
+            is_for_dial: true,
+            ..self
+        }
+    }
+
+    /// Whether it is a key that DIAL Core made for one call.
+    pub fn is_for_dial(&self) -> bool {
+        self.is_for_dial
+    }
+
+    /// The same credential, with the token of the user that came beside it: the whole value of `Authorization`.
+    #[must_use]
+    pub fn with_token(self, token: &Self) -> Self {
+        Self {
+            token: Some(Arc::clone(&token.secret)),
+            ..self
+        }
+    }
+
+    /// The token of the user that came beside it.
+    pub fn token(&self) -> Option<Self> {
+        let secret = Arc::clone(self.token.as_ref()?);
+        Some(Self {
+            secret,
+            token: None,
+            is_for_dial: self.is_for_dial,
+        })
+    }
+
+    /// The bytes that it takes.
+    fn bytes(&self) -> usize {
+        let token = self.token.as_ref();
+        self.secret.len() + token.map_or(0, |token| token.len())
     }
 
     /// The secret itself. Use it only in the answer to a claim.
     pub fn expose(&self) -> &str {
-        &self.0
+        &self.secret
     }
 }
 
@@ -136,23 +185,25 @@ fn too_many(full: PoolFull) -> &'static str {
 #[derive(Debug)]
 pub(crate) struct PendingCredential {
     credentials: Arc<Credentials>,
-    /// The request of the credential, and whether the credential answers a hold.
-    kept: Option<(RequestId, bool)>,
+    /// The requests of the credential, and whether the credential answers a hold.
+    kept: Vec<(RequestId, bool)>,
 }
 
 impl PendingCredential {
     /// The commit is durable: keep the credential.
     pub(crate) fn settle(mut self) {
-        self.kept = None;
+        self.kept.clear();
     }
 }
 
 impl Drop for PendingCredential {
     fn drop(&mut self) {
-        match self.kept {
-            Some((request, true)) => drop(self.credentials.take_answer(request)),
-            Some((request, false)) => self.credentials.kept.lock().drop_given(request),
-            None => {}
+        for (request, is_answer) in self.kept.drain(..) {
+            if is_answer {
+                drop(self.credentials.take_answer(request));
+            } else {
+                self.credentials.kept.lock().drop_given(request);
+            }
         }
     }
 }
@@ -166,17 +217,7 @@ impl Credentials {
         command: &Command,
         commit: &Commit,
     ) -> Result<PendingCredential, EngineError> {
-        let Some(owner) = &commit.after.owner else {
-            return Err(EngineError::NotFound);
-        };
-        // A request that the server starts below another one counts for the user of the session.
-        let mut bytes = self.bytes.none_for_user(caller, owner.user);
-        let resized = bytes.resize(credential.expose().len());
-        resized.map_err(|full| EngineError::TooMany(too_many(full)))?;
-        let entry = KeptCredential {
-            _bytes: bytes,
-            credential: credential.clone(),
-        };
+        let entry = self.counted((credential, caller), commit)?;
         let mut kept = self.kept.lock();
         let content = &commit.record.content;
         let found = match command {
@@ -209,7 +250,66 @@ impl Credentials {
         }
         Ok(PendingCredential {
             credentials: Arc::clone(self),
-            kept: found.map(|request| (request, is_answer)),
+            kept: found
+                .map(|request| (request, is_answer))
+                .into_iter()
+                .collect(),
+        })
+    }
+
+    /// Keeps the credential of a caller who lets a turn go on: for the request whose hold a commit decides, and for
+    /// those that wait for it. What came with them was dropped when they paused.
+    pub(crate) fn keep_resumed(
+        self: &Arc<Self>,
+        (credential, caller): (&Credential, &Caller),
+        commit: &Commit,
+    ) -> Result<PendingCredential, EngineError> {
+        let mut pending = PendingCredential {
+            credentials: Arc::clone(self),
+            kept: Vec::new(),
+        };
+        let decided = commit
+            .record
+            .content
+            .events
+            .iter()
+            .find_map(|event| match event {
+                Event::HoldDecided { request, .. } => Some(*request),
+                _ => None,
+            });
+        let Some(decided) = decided else {
+            return Ok(pending);
+        };
+        let after = &commit.after;
+        let root = after.root_of(decided);
+        let mut next = Some(decided);
+        while let Some(request) = next {
+            let entry = self.counted((credential, caller), commit)?;
+            let mut kept = self.kept.lock();
+            kept.given.insert(request, (root, entry));
+            kept.roots.entry(root).or_default().insert(request);
+            pending.kept.push((request, false));
+            next = after.requests.get(&request).and_then(|live| live.parent);
+        }
+        Ok(pending)
+    }
+
+    /// A credential with the memory that it takes.
+    fn counted(
+        &self,
+        (credential, caller): (&Credential, &Caller),
+        commit: &Commit,
+    ) -> Result<KeptCredential, EngineError> {
+        let Some(owner) = &commit.after.owner else {
+            return Err(EngineError::NotFound);
+        };
+        // A request that the server starts below another one counts for the user of the session.
+        let mut bytes = self.bytes.none_for_user(caller, owner.user);
+        let resized = bytes.resize(credential.bytes());
+        resized.map_err(|full| EngineError::TooMany(too_many(full)))?;
+        Ok(KeptCredential {
+            _bytes: bytes,
+            credential: credential.clone(),
         })
     }
 

@@ -18,6 +18,7 @@ use statehold_core::task::CloseOn;
 use crate::bodies::{ItemBody, parse};
 use crate::commit::payloads::Payloads;
 use crate::error::EngineError;
+use crate::guard::lifetimes::DefaultLifetimes;
 use crate::guard::redact::{PathRule, Pattern, RedactionRules, Rules};
 use crate::guard::state_rules::StateRules;
 
@@ -25,6 +26,11 @@ pub use condition::ArgsCondition;
 
 /// Roles that identify clients and workers, and grant no trust to decide.
 const NO_JUDGES: [&str; 2] = ["client", "worker"];
+
+/// The most messages of the excerpt that comes with a hold.
+pub const EXCERPT_MESSAGES_MAX: u64 = 20;
+/// The messages of an excerpt, unless the policy of the agent says otherwise.
+const EXCERPT_MESSAGES: usize = 3;
 
 /// Whether calls of a tool need approval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -101,12 +107,16 @@ pub struct Policies {
     pub kept: BTreeMap<Name, AgentPolicy>,
     /// The agents that an agent may call, by agent. An agent that is not declared may call any.
     pub calls: BTreeMap<Name, BTreeSet<Name>>,
+    /// How many of the last messages of the conversation come with the holds of an agent, by agent. 0 is none.
+    pub excerpts: BTreeMap<Name, usize>,
     /// The event that closes the tasks of an agent, by agent.
     pub close_on: BTreeMap<Name, CloseOn>,
     /// The rules of state keys.
     pub state: StateRules,
     /// The rules of redaction before storing.
     pub redaction: RedactionRules,
+    /// How long new sessions live.
+    pub lifetimes: DefaultLifetimes,
 }
 
 /// Separates the server of a tool from its name.
@@ -239,6 +249,12 @@ impl Policies {
             let own = self.calls.entry(agent.clone());
             own.or_insert_with(|| calls.clone());
         }
+        for (agent, messages) in &before.excerpts {
+            if !self.agents.contains_key(agent) {
+                let own = self.excerpts.entry(agent.clone());
+                own.or_insert(*messages);
+            }
+        }
         for (agent, policy) in &self.agents {
             if let Some(kept) = self.kept.get_mut(agent) {
                 kept.tools
@@ -253,6 +269,12 @@ impl Policies {
         let agents = self.kept.iter();
         let named = agents.filter(|(agent, _)| self.agents.contains_key(*agent));
         named.flat_map(|(agent, kept)| kept.tools.keys().map(move |tool| (agent, tool)))
+    }
+
+    /// How many of the last messages of the conversation people see beside a hold of an agent, if they may decide it.
+    pub(crate) fn excerpt_messages(&self, agent: &Name) -> usize {
+        let own = self.excerpts.get(agent).copied();
+        own.unwrap_or(EXCERPT_MESSAGES)
     }
 
     /// The event that closes a new task of an agent: the one that the caller names, else the declared one.

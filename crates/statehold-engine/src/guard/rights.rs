@@ -82,7 +82,8 @@ impl Act {
             Command::LapseLease { .. }
             | Command::RaiseFence { .. }
             | Command::ExpireHold { .. }
-            | Command::ExpireSession => Self::Settle,
+            | Command::ExpireSession
+            | Command::EraseHidden => Self::Settle,
         }
     }
 

@@ -20,6 +20,7 @@ use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guard::sealed::OpenedArgs;
+use crate::people::{sees_names, user_of};
 use crate::read::OWN_PAGE_BYTES_MAX;
 
 /// An open or decided hold with the text that people read.
@@ -62,6 +63,8 @@ pub struct HoldDetail {
     /// Whether the caller may see the action: as a person who may decide it, or with a role that reads
     /// traces.
     pub sees_action: bool,
+    /// Whether the caller may see names of people.
+    pub sees_names: bool,
     /// The full arguments of the action, for the worker with the lease.
     pub opened: Option<OpenedArgs>,
 }
@@ -102,10 +105,12 @@ fn people_in(rows: &[HoldSummary]) -> BTreeSet<UserId> {
         people.insert(row.session.owner.user);
         let decider = row.decision.map(|(decision, _)| decision.by);
         let voters = row.hold.votes.keys().copied();
-        people.extend(decider.into_iter().chain(voters).filter_map(|by| match by {
-            Principal::User(user) => Some(user),
-            _ => None,
-        }));
+        people.extend(
+            decider
+                .into_iter()
+                .chain(voters)
+                .filter_map(|by| user_of(&by)),
+        );
     }
     people
 }
@@ -134,12 +139,10 @@ impl Engine {
             let lineages = store.lineages(asking.clone()).await?;
             let lineages: BTreeMap<_, _> = asking.into_iter().zip(lineages).collect();
             let names = self.user_names(people_in(&rows)).await?;
-            let name_of = |principal: &Principal| match principal {
-                Principal::User(user) => names.get(user).cloned(),
-                _ => None,
+            let name_of = |principal: &Principal| {
+                let name = user_of(principal).and_then(|user| names.get(&user).cloned());
+                name.unwrap_or(principal.to_string())
             };
-            let name_of =
-                |principal: &Principal| name_of(principal).unwrap_or(principal.to_string());
             let body_of = |row: &HoldSummary| {
                 let record = records.get(&(row.session.id, row.hold.opened_at));
                 payload(record, row.hold.body)
@@ -185,6 +188,7 @@ impl Engine {
                     result: row.result,
                     group,
                     sees_action: why_not.is_none(),
+                    sees_names: sees_names(caller, why_not.is_none()),
                     why_not,
                     closed: row.decision.map(|(decision, decided_by)| ClosedHold {
                         hold: row.hold.clone(),

@@ -37,13 +37,13 @@ async fn a_damaged_session_is_refused_and_stops_no_timer() {
     let refused = rig.send(&Command::CloseSession { cancel_live: true }).await;
     assert!(matches!(refused, Err(EngineError::Damaged(_))));
     let ready = operations::ready(&rig.engine).await;
-    assert_eq!(ready.expect("the others go on").sessions, 1);
+    assert_eq!(ready.require().expect("the others go on").sessions, 1);
     // Once it is repaired, it is back.
     rig.store.set_damaged(sessions[0], false);
     let run = rig.engine.run_timers(true).await;
     run.expect("the store answers");
     let ready = operations::ready(&rig.engine).await;
-    assert_eq!(ready.expect("all go on").sessions, 0);
+    assert_eq!(ready.require().expect("all go on").sessions, 0);
     let found = rig.engine.session(&rig.caller, sessions[0]).await;
     assert_eq!(found.expect("it is there").status, SessionStatus::Closed);
 }
@@ -89,7 +89,7 @@ async fn a_damaged_session_does_not_stop_the_start() {
     let given_back = rig.engine.give_back_lost_work(&tenant, &agent).await;
     assert_eq!(given_back.expect("the others go on"), 0);
     let ready = operations::ready(&rig.engine).await;
-    assert_eq!(ready.expect("the others go on").sessions, 1);
+    assert_eq!(ready.require().expect("the others go on").sessions, 1);
 }
 
 #[tokio::test]
@@ -107,12 +107,12 @@ async fn a_session_that_cannot_be_written_is_reported_and_its_timers_stand_still
     }
     assert_eq!(tried, [1, 0, 0, 0, 0]);
     let ready = operations::ready(&rig.engine).await;
-    assert_eq!(ready.expect("the others go on").sessions, 1);
+    assert_eq!(ready.require().expect("the others go on").sessions, 1);
     // Once a minute it is tried again.
     rig.store.set_unwritable(session, false);
     rig.engine.run_timers(true).await.expect("all go on");
     let ready = operations::ready(&rig.engine).await;
-    assert_eq!(ready.expect("all go on").sessions, 0);
+    assert_eq!(ready.require().expect("all go on").sessions, 0);
     let found = rig.engine.session(&rig.caller, session).await;
     assert_eq!(found.expect("it is there").status, SessionStatus::Closed);
 }
@@ -152,5 +152,5 @@ async fn many_requests_of_a_damaged_session_hide_no_younger_one() {
     let claimed = rig.engine.claim(&rig.caller, &claim).await;
     assert!(claimed.expect("nothing is left").is_empty());
     let ready = operations::ready(&rig.engine).await;
-    assert_eq!(ready.expect("the others go on").sessions, 2);
+    assert_eq!(ready.require().expect("the others go on").sessions, 2);
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use async_trait::async_trait;
 use statehold_core::digest::Digest;
-use statehold_core::ids::{HoldId, RequestId, SessionId, TaskId, UserId};
+use statehold_core::ids::{HoldId, KeyId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::projection::{ClosedHold, ClosedTask, EndedRequest};
 use statehold_core::record::Record;
@@ -21,7 +21,7 @@ use statehold_store::{
     HoldChange, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage,
     MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress,
     SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
-    StoreError, StoredItem, StoredRecord, TenantCommit,
+    StoreError, StoreMeasures, StoredItem, StoredRecord, TenantCommit, WorkTotals,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -226,6 +226,18 @@ async fn write(
 
 #[async_trait]
 impl Store for GatedStore {
+    async fn work_totals(&self, tenant: Name, agents: usize) -> Result<WorkTotals, StoreError> {
+        self.inner.work_totals(tenant, agents).await
+    }
+
+    fn measures(&self) -> StoreMeasures {
+        self.inner.measures()
+    }
+
+    async fn copy(&self) -> Result<std::fs::File, StoreError> {
+        self.inner.copy().await
+    }
+
     fn damage(&self) -> &DamageLog {
         self.inner.damage()
     }
@@ -550,8 +562,21 @@ impl Store for GatedStore {
         self.asked().api_key(secret).await
     }
 
-    async fn api_keys(&self, tenant: Name) -> Result<Vec<ApiKey>, StoreError> {
-        self.asked().api_keys(tenant).await
+    async fn api_keys(
+        &self,
+        tenant: Name,
+        after: Option<KeyId>,
+        limit: usize,
+    ) -> Result<Vec<ApiKey>, StoreError> {
+        self.asked().api_keys(tenant, after, limit).await
+    }
+
+    async fn api_key_of(&self, tenant: Name, key: KeyId) -> Result<Option<ApiKey>, StoreError> {
+        self.asked().api_key_of(tenant, key).await
+    }
+
+    async fn api_key_count(&self, tenant: Name) -> Result<usize, StoreError> {
+        self.asked().api_key_count(tenant).await
     }
 
     async fn resume_addresses(&self) -> Result<Vec<ResumeAddress>, StoreError> {

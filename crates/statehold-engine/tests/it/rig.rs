@@ -108,6 +108,7 @@ impl Rig {
             labels: None,
             state: StatePatch::default(),
             ttl,
+            hidden_ttl_ms: None,
         };
         let (call, payloads) = (Call::by(self.caller.clone()), Payloads::none());
         let command = (&create, &payloads);

@@ -47,6 +47,8 @@ pub struct Scope {
     pub crashes: u8,
     /// Restores of a backup.
     pub restores: u8,
+    /// Whether hidden payloads are erased a tick after the last use.
+    pub erases_hidden: bool,
     /// Whether the disk confirms later than the decision.
     pub pipelined: bool,
     /// Writes of state.
@@ -78,6 +80,7 @@ const EMPTY: Scope = Scope {
     steps_back: 0,
     crashes: 0,
     restores: 0,
+    erases_hidden: false,
     pipelined: false,
     writes: 0,
     ends: 0,
@@ -85,7 +88,7 @@ const EMPTY: Scope = Scope {
 };
 
 /// The largest first, so that none is left alone at the end.
-const SMALL: [Scope; 7] = [
+const SMALL: [Scope; 8] = [
     Scope {
         name: "two holds on one request, two approvers, a deadline",
         holds: 2,
@@ -197,6 +200,21 @@ const SMALL: [Scope; 7] = [
         workers: 2,
         restores: 2,
         ends: 1,
+        ..EMPTY
+    },
+    Scope {
+        name: "hidden payloads that are due beside a hold",
+        starts: 2,
+        holds: 1,
+        asks: &[Ask::Question],
+        people: &[Person::Owner],
+        decisions: &[Respond],
+        results: false,
+        claims: 2,
+        ticks: 2,
+        steps_back: 1,
+        erases_hidden: true,
+        ends: 2,
         ..EMPTY
     },
 ];
@@ -327,6 +345,9 @@ impl Scope {
         }
         if spent.restores < self.restores {
             actions.push(Action::Restore);
+        }
+        if self.erases_hidden {
+            actions.push(Action::EraseHidden);
         }
         if self.pipelined && world.durable < world.core.revision {
             actions.push(Action::Sync);

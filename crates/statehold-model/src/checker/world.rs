@@ -108,6 +108,7 @@ impl World {
             (&facts.ended, &facts.closed, &facts.calls, &facts.children),
             self.started.keys().collect::<Vec<_>>(),
             (core.closed, core.last_at, core.items_appended),
+            core.hidden_expires_at,
             core.keys.len(),
             known.collect::<Vec<_>>(),
         )
@@ -129,6 +130,8 @@ impl PartialEq for World {
 /// One step of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
+    /// The server erases hidden payloads, if they are due.
+    EraseHidden,
     /// The client's n-th call arrives. It has an idempotency key: once it has taken effect, the engine
     /// answers its repetitions, and the core never sees them.
     Start(u8),
@@ -252,6 +255,9 @@ impl World {
         };
         let ctx = world.context(fixtures::client());
         model.deliver(&mut world, &fixtures::create_session(), &ctx);
+        if model.scope.erases_hidden {
+            model.deliver(&mut world, &fixtures::keep_hidden_for(TICK_MS), &ctx);
+        }
         world.sync(model);
         world
     }
@@ -390,6 +396,7 @@ impl World {
             | Action::Decide(..)
             | Action::Expire(_)
             | Action::Sync
+            | Action::EraseHidden
             | Action::Probe(_) => return,
         };
         *spent += 1;
@@ -496,6 +503,10 @@ impl World {
             }
             Action::StepBack => {
                 self.wall -= 1;
+            }
+            Action::EraseHidden => {
+                let ctx = self.context(Actor::system(fixtures::name("t1")));
+                model.deliver(self, &Command::EraseHidden, &ctx);
             }
             Action::Sync => self.sync(model),
             Action::Crash { keeps_tail } => self.crash(model, keeps_tail),

@@ -34,14 +34,19 @@ impl World {
         let answer = match command {
             _ if self.deleted => return Err(Rejection::NotFound),
             Command::CreateSession {
-                owner, state, ttl, ..
-            } => self.create(owner, state, *ttl, ctx)?,
+                owner,
+                state,
+                ttl,
+                hidden_ttl_ms,
+                ..
+            } => self.create(owner, state, (*ttl, *hidden_ttl_ms), ctx)?,
             _ if self.owner.is_none() => return Err(Rejection::NotFound),
             Command::DecideHold { hold, decision } => self.decide(*hold, decision, ctx)?,
             Command::ExpireSession if !self.is_over(ctx) => {
                 return Err(Rejection::SessionNotExpired);
             }
             Command::ExpireSession | Command::DeleteSession => self.end_session(command)?,
+            Command::EraseHidden => self.erase_hidden(ctx)?,
             _ if self.closed => return Err(Rejection::SessionClosed),
             _ if self.is_over(ctx) => return Err(Rejection::SessionExpired),
             _ => self.perform_while_open(command, ctx)?,
@@ -119,16 +124,26 @@ impl World {
                 self.write_state(patch)?;
             }
             Command::Rewind { to } => self.rewind(*to)?,
-            Command::PatchSession { labels, name, ttl } => {
-                if labels.is_none() && name.is_none() && ttl.is_none() {
+            Command::PatchSession {
+                labels,
+                name,
+                ttl,
+                hidden_ttl_ms,
+            } => {
+                let lives = ttl.is_some() || hidden_ttl_ms.is_some();
+                if labels.is_none() && name.is_none() && !lives {
                     return Err(Rejection::EmptyPatch);
                 }
                 if let Some(ttl) = ttl {
                     self.live_for(ttl.value())?;
                 }
+                if let Some(ms) = hidden_ttl_ms {
+                    self.keep_hidden_for(ms.value())?;
+                }
             }
             Command::CreateSession { .. }
             | Command::ExpireSession
+            | Command::EraseHidden
             | Command::DeleteSession
             | Command::DecideHold { .. }
             | Command::Fork { .. } => {
@@ -139,13 +154,43 @@ impl World {
     }
 
     pub(super) fn is_over(&self, ctx: &Context) -> bool {
-        // This command has moved `last_at` on already; the deadline was set before it.
-        let before = Self {
-            last_at: self.was_at,
-            ..self.clone()
-        };
         let now = ctx.now.max(self.was_at);
-        before.expires_at().is_some_and(|deadline| now >= deadline)
+        self.before()
+            .expires_at()
+            .is_some_and(|deadline| now >= deadline)
+    }
+
+    /// The world before this command, which has moved its times on already, and changed nothing else yet.
+    fn before(&self) -> Self {
+        Self {
+            last_at: self.was_at,
+            used_at: self.was_used_at,
+            revision: self.revision - 1,
+            ..self.clone()
+        }
+    }
+
+    fn keep_hidden_for(&mut self, ms: Option<u64>) -> Result<(), Rejection> {
+        if ms.is_some_and(|ms| !limits::SESSION_TTL_MS.contains(&ms)) {
+            let (limit, max) = ("hidden life", *limits::SESSION_TTL_MS.end());
+            return Err(Rejection::Limit { limit, max });
+        }
+        self.hidden_life = ms;
+        Ok(())
+    }
+
+    fn erase_hidden(&mut self, ctx: &Context) -> Performed {
+        let now = ctx.now.max(self.was_at);
+        let deadline = self.before().hidden_expires_at();
+        if deadline.is_none_or(|deadline| now < deadline) {
+            return Err(Rejection::HiddenNotDue);
+        }
+        self.used_at = self.was_used_at;
+        self.hidden_erased_by = Some(self.revision);
+        if self.closed {
+            (self.life, self.hidden_life) = (None, None);
+        }
+        Ok(Answer::Done)
     }
 
     fn live_for(&mut self, ttl: Option<TimeToLive>) -> Result<(), Rejection> {
@@ -163,7 +208,7 @@ impl World {
         if !self.closed {
             self.close_session(true)?;
         }
-        self.life = None;
+        (self.life, self.hidden_life) = (None, None);
         if *command == Command::DeleteSession {
             self.deleted = true;
             let keys: Vec<_> = self.writes.iter().map(|write| write.key.clone()).collect();
@@ -181,7 +226,7 @@ impl World {
         &mut self,
         owner: &Owner,
         state: &StatePatch,
-        ttl: Option<TimeToLive>,
+        (ttl, hidden_ttl_ms): (Option<TimeToLive>, Option<u64>),
         ctx: &Context,
     ) -> Performed {
         if self.owner.is_some() {
@@ -192,6 +237,7 @@ impl World {
         }
         self.owner = Some(owner.clone());
         self.live_for(ttl)?;
+        self.keep_hidden_for(hidden_ttl_ms)?;
         self.write_state(state)?;
         Ok(Answer::Done)
     }

@@ -100,6 +100,8 @@ impl World {
             deleted: self.deleted,
             ttl: self.life.map(|(ttl, _)| ttl),
             expires_at: self.expires_at(),
+            hidden_ttl_ms: self.hidden_life,
+            hidden_expires_at: self.hidden_expires_at(),
             tasks_opened: self.tasks.len() as u64,
             requests_started: self.requests.len() as u64,
             items_appended: self.items.len() as u64,
@@ -322,6 +324,7 @@ impl World {
             | Command::RecordTurn(_)
             | Command::CloseSession { .. }
             | Command::ExpireSession
+            | Command::EraseHidden
             | Command::DeleteSession
             | Command::Fork { .. } => {}
         }

@@ -163,7 +163,7 @@ pub(super) async fn create(
         name: id.map(str::to_owned),
         agent: Some(agent.to_string()),
         labels: Some(labels),
-        ttl_seconds: app.options.chat_session_ttl_seconds,
+        is_chat: true,
         ..SessionInput::default()
     };
     let call = query.call(context, body)?;
@@ -253,6 +253,7 @@ pub(super) async fn patch(
     }
     let call = query.call(context, body)?;
     let changes = SessionChanges {
+        hidden_ttl_seconds: None,
         name: None,
         labels: Some(labels),
         ttl_seconds: None,

@@ -24,7 +24,7 @@ const STATE: &str = "agent state";
 /// The bytes of a reference: session, request, revision, and the time at which it expires.
 const REFERENCE_BYTES: usize = 16 + 16 + 8 + 8;
 /// How long a reference is valid if the sessions of chat calls live for ever: a year.
-const REFERENCE_SECONDS: u64 = 365 * 86_400;
+const REFERENCE_MS: u64 = 365 * 86_400_000;
 /// The longest state of an agent that a caller can keep, and how much of all states of a call is opened, in bytes.
 /// An agent gets no more of a conversation.
 pub(crate) const STATE_BYTES_MAX: usize = 1024 * 1024;
@@ -37,8 +37,11 @@ const ZSTD_LEVEL: i32 = 3;
 pub(crate) struct Carrier {
     /// Tenant, principal, user and agent.
     subject: [String; 4],
+    agent: Name,
     /// Whether the client asks for references, or carries them already.
     pub(crate) wants_reference: bool,
+    /// Whether the client carries the states of agents as they are, in the place of sealed values.
+    pub(crate) is_plain: bool,
 }
 
 /// The member of `custom_content.state` that is ours.
@@ -92,7 +95,9 @@ impl Carrier {
                 user,
                 agent.to_string(),
             ],
+            agent: agent.clone(),
             wants_reference,
+            is_plain: false,
         }
     }
 
@@ -102,9 +107,8 @@ impl Carrier {
 
     /// A reference to the answer of a turn, told at a revision. Its size does not depend on the conversation.
     pub(super) fn reference(&self, app: &App, turn: &TurnHandle, revision: u64) -> Raw {
-        let lifetime = app.options.chat_session_ttl_seconds;
-        let lifetime = lifetime.unwrap_or(REFERENCE_SECONDS);
-        let expires_at = app.engine.now().plus_ms(lifetime.saturating_mul(1_000));
+        let lifetime = app.engine.policies().lifetimes.longest_chat_ms(&self.agent);
+        let expires_at = app.engine.now().plus_ms(lifetime.unwrap_or(REFERENCE_MS));
         let mut content = [0; REFERENCE_BYTES];
         content[..16].copy_from_slice(turn.session.as_uuid().as_bytes());
         content[16..32].copy_from_slice(turn.request.as_uuid().as_bytes());

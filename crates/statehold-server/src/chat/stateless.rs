@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use statehold_agents::scratch::ScratchEngine;
-use statehold_agents::spec::{AgentBook, AgentKind, CallerTrust};
+use statehold_agents::spec::{AgentBook, CallerTrust};
 use statehold_core::digest::Digest;
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
@@ -212,7 +212,7 @@ impl ChatCall {
 /// Whether the tools and the parameters of the caller reach an agent.
 pub(crate) fn passes_tools(book: &AgentBook, agent: &Name) -> bool {
     let spec = book.agent(agent);
-    spec.is_some_and(|spec| matches!(spec.kind, AgentKind::Openai(_)))
+    spec.is_some_and(|spec| spec.kind.takes_parameters())
 }
 
 /// Whether everything that a caller sends reaches the agent: it and every agent below it trust their callers.

@@ -13,6 +13,7 @@ use statehold_core::ids::SessionId;
 use statehold_engine::api::turn::{
     DeliveryReceipt, EarlierAnswer, ReplyParts, TurnEvent, TurnFollower, TurnHandle, TurnSnapshot,
 };
+use statehold_engine::stage::StageChange;
 use statehold_engine::{EngineError, HoldDetail};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::SendError;
@@ -39,8 +40,16 @@ pub(crate) trait TurnFormat: Send + Sync + 'static {
     fn begin(&mut self, preface: &Preface) -> Vec<u8>;
     /// A piece of the answer.
     fn text(&mut self, text: &str) -> Vec<u8>;
+    /// A change of the stages of the turn. Most surfaces have no place for it.
+    fn stage(&mut self, _change: &StageChange) -> Vec<u8> {
+        Vec::new()
+    }
     /// A pause that the call waits for; more follows.
     fn pause(&mut self, via: Vec<String>, holds: &[HoldDetail]) -> Vec<u8>;
+    /// The end of such a pause: people have decided. Most surfaces say nothing.
+    fn resume(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
     /// The end. The text of the ending is the whole answer, `rest` the part that was not sent yet.
     fn end(&mut self, rest: &str, ending: &Ending) -> Vec<u8>;
     /// The end by an error.
@@ -78,34 +87,50 @@ pub(crate) struct StreamWriter<F> {
     pub(crate) only_here: Option<SessionId>,
 }
 
-/// The text that a stream has sent of an answer: not the text itself, which may be long, but enough to know it
-/// again.
+/// A text that a stream has sent: not the text itself, which may be long, but enough to know it again.
 #[derive(Debug, Default)]
-pub(crate) struct DraftedText {
+pub(crate) struct SentText {
     bytes: usize,
     digest: Sha256,
+}
+
+impl SentText {
+    pub(crate) fn push(&mut self, piece: &str) {
+        self.bytes += piece.len();
+        self.digest.update(piece.as_bytes());
+    }
+
+    /// The rest of a text that begins with this one.
+    pub(crate) fn rest_of<'a>(&self, whole: &'a str) -> Option<&'a str> {
+        let (begin, rest) = whole.split_at_checked(self.bytes)?;
+        let is_same = Sha256::digest(begin.as_bytes()) == self.digest.clone().finalize();
+        is_same.then_some(rest)
+    }
+}
+
+/// The text that a stream has sent of an answer.
+#[derive(Debug, Default)]
+pub(crate) struct DraftedText {
+    sent: SentText,
     /// Its beginning.
     begin: String,
 }
 
 impl DraftedText {
     fn push(&mut self, piece: &str) {
-        self.bytes += piece.len();
-        self.digest.update(piece.as_bytes());
+        self.sent.push(piece);
         let room = DRAFT_BEGIN_BYTES.saturating_sub(self.begin.len());
         self.begin
             .push_str(&piece[..piece.floor_char_boundary(room)]);
     }
 
     fn is_empty(&self) -> bool {
-        self.bytes == 0
+        self.sent.bytes == 0
     }
 
     /// The rest of an answer that begins with this text.
     fn rest_of<'a>(&self, answer: &'a str) -> Option<&'a str> {
-        let (begin, rest) = answer.split_at_checked(self.bytes)?;
-        let is_same = Sha256::digest(begin.as_bytes()) == self.digest.clone().finalize();
-        is_same.then_some(rest)
+        self.sent.rest_of(answer)
     }
 }
 
@@ -184,12 +209,20 @@ impl<F: TurnFormat> StreamWriter<F> {
                     let bytes = self.format.text(&piece);
                     self.send(bytes, None).await?;
                 }
+                TurnEvent::Stage(change) => {
+                    let bytes = self.format.stage(&change);
+                    self.send(bytes, None).await?;
+                }
                 TurnEvent::Paused(snapshot) => {
                     let receipt = self.receipt(&snapshot);
                     let TurnSnapshot { account, holds, .. } = *snapshot;
                     let bytes = self.format.pause(account.via, &holds);
                     drop(holds);
                     self.send_and_release(bytes, receipt).await?;
+                }
+                TurnEvent::Resumed => {
+                    let bytes = self.format.resume();
+                    self.send(bytes, None).await?;
                 }
                 TurnEvent::Over(snapshot) => return self.end(*snapshot).await,
             }
@@ -229,7 +262,14 @@ impl<F: TurnFormat> StreamWriter<F> {
             return Err(needs_session(self.surface).into());
         }
         let mut answer = reply_of(&snapshot, self.reply_parts, &self.base);
-        let carries = (snapshot.revision, answer.state.take());
+        let mut state = answer.state.take();
+        if self.scratch.is_none() {
+            state = self
+                .extras
+                .plain_state(&self.app, &self.turn, &snapshot)
+                .await?;
+        }
+        let carries = (snapshot.revision, state);
         let debug = if self.wants_debug {
             Some(self.turn.debug(&self.asked.caller, &snapshot).await?)
         } else {

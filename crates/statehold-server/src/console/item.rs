@@ -6,6 +6,7 @@ use statehold_core::ids::TaskId;
 use statehold_core::item::{ItemKind, Role, Visibility};
 use statehold_engine::api::item::{ItemView, MessageView};
 use statehold_engine::api::json::Raw;
+use statehold_engine::api::trace::FailedRequest;
 
 use super::page;
 use super::text::{PageText, shown};
@@ -24,6 +25,13 @@ pub(super) struct ItemLine {
     pub(super) is_hidden: bool,
     pub(super) notes: Vec<String>,
     pub(super) parts: Vec<Part>,
+}
+
+/// A failed request.
+pub(super) struct FailureLine {
+    pub(super) alias: String,
+    pub(super) at: String,
+    pub(super) text: Option<PageText>,
 }
 
 /// A text of an item, under a name if it is not the only one.
@@ -106,6 +114,17 @@ impl ItemLine {
             is_hidden: item.visibility == Visibility::Hidden,
             notes,
             parts,
+        }
+    }
+}
+
+impl FailureLine {
+    /// A failed request, and why it failed.
+    pub(super) fn of(failed: &FailedRequest) -> Self {
+        Self {
+            alias: failed.alias.clone(),
+            at: page::time(failed.at),
+            text: failed.error.as_ref().map(PageText::json),
         }
     }
 }

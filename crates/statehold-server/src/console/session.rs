@@ -11,7 +11,7 @@ use statehold_engine::api::state::{StateQuery, StateView};
 
 use super::access::ConsoleCall;
 use super::answered;
-use super::item::ItemLine;
+use super::item::{FailureLine, ItemLine};
 use super::page::{self, Frame, whole};
 use super::sessions::status_word;
 use super::text::{PageText, shown};
@@ -62,6 +62,7 @@ enum Content {
     Items {
         lines: Vec<ItemLine>,
         is_trace: bool,
+        failures: Vec<FailureLine>,
     },
     Tree(Vec<TreeStep>),
     State(Vec<StateLine>),
@@ -207,6 +208,7 @@ async fn conversation(
     let part = Content::Items {
         lines: found.messages.iter().map(ItemLine::message).collect(),
         is_trace: false,
+        failures: Vec::new(),
     };
     let next = next.map(|seq| format!("/console/sessions/{session}?cursor={}", cursor.seal(seq)));
     Ok((part, next))
@@ -233,6 +235,7 @@ async fn trace(
     let part = Content::Items {
         lines: lines.collect(),
         is_trace: true,
+        failures: found.failures.iter().map(FailureLine::of).collect(),
     };
     let address = |seq| {
         format!(

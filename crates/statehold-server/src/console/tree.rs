@@ -37,6 +37,8 @@ pub(super) struct HoldLine {
     pub(super) kind: String,
     pub(super) status: String,
     pub(super) title: String,
+    /// Who decided it.
+    pub(super) by: Option<String>,
     pub(super) is_open: bool,
 }
 
@@ -81,6 +83,7 @@ fn request_line(request: &TreeRequestView) -> RequestLine {
             is_open: status == "open",
             status,
             title: shown(&hold.title),
+            by: hold.decided_by.as_deref().map(shown),
         }
     });
     RequestLine {

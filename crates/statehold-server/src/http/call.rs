@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method};
 use serde::de::DeserializeOwned;
+use statehold_agents::dial_core::DialCore;
 use statehold_agents::push::Guard;
 use statehold_agents::scratch::Scratch;
 use statehold_agents::spec::AgentBook;
@@ -20,20 +21,24 @@ use statehold_engine::{
     AnswerMemory, Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX,
     OffsetClock, PageLimit, Swap,
 };
+use tokio::sync::Semaphore;
 
 use crate::chat::FailedCalls;
-use crate::http::body::BodyOwner;
+use crate::http::body::{BodyOwner, PARSERS_MAX};
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::read_token;
 use crate::http::seal::Sealer;
 use crate::http::shares::{CallSlot, RateLimit, ServerShares};
+use crate::http::vouched::VouchedUser;
 use crate::mcp::LegacySessions;
 use crate::reload::Reload;
 use crate::ums::UmsOptions;
 
 /// The payloads of a page, unless one entry has more.
 const PAGE_BYTES_MAX: u64 = 1024 * 1024;
+/// How many callers DIAL Core is asked about at once.
+const CORE_LOOKUPS_MAX: usize = 64;
 /// How long a call waits for the memory of its answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -65,14 +70,14 @@ pub struct ServerOptions {
     pub push_guard: Guard,
     /// The declared agents; a reload replaces them.
     pub agents: Swap<AgentBook>,
-    /// How long a session that a chat call creates lives after its last commit. None means for ever.
-    pub chat_session_ttl_seconds: Option<u64>,
     /// Declared agents that run contexts which callers bring along. The first is the default.
     pub answerers: Vec<Name>,
     /// How conversations are served.
     pub ums: UmsOptions,
     /// In-memory engines for stateless chat calls. Without them, stateless calls are refused.
     pub scratch: Option<Arc<Scratch>>,
+    /// The DIAL Core that vouches for callers on the surface of DIAL.
+    pub dial_core: Option<DialCore>,
     /// Whether the console is served.
     pub console: bool,
     /// Reloads the configuration. Without it, the server refuses to reload.
@@ -96,10 +101,10 @@ impl Default for ServerOptions {
             clock: None,
             push_guard: Guard::default(),
             agents: Swap::default(),
-            chat_session_ttl_seconds: None,
             answerers: Vec::new(),
             ums: UmsOptions::default(),
             scratch: None,
+            dial_core: None,
             console: true,
             reload: None,
             #[cfg(feature = "conformance")]
@@ -129,6 +134,10 @@ pub(crate) struct AppState {
     pub(crate) mcp_lists: crate::mcp::ListChanges,
     /// Turns without a session that failed a short time ago.
     pub(crate) failed_calls: FailedCalls,
+    /// Bounds how many callers DIAL Core is asked about at once.
+    pub(crate) core_lookups: Semaphore,
+    /// Bounds how many long bodies are parsed at once.
+    pub(crate) body_parsers: Arc<Semaphore>,
 }
 
 impl std::ops::Deref for App {
@@ -159,12 +168,17 @@ impl App {
             #[cfg(feature = "conformance")]
             mcp_lists: crate::mcp::ListChanges::default(),
             failed_calls: FailedCalls::default(),
+            core_lookups: Semaphore::new(CORE_LOOKUPS_MAX),
+            body_parsers: Arc::new(Semaphore::new(PARSERS_MAX)),
         }))
     }
 
     /// Authenticates the caller. Also returns the key of the call.
     pub(crate) async fn authenticate(&self, parts: &Parts) -> Result<(Caller, KeyWatch), Problem> {
         let headers = &parts.headers;
+        if let Some(VouchedUser(user)) = parts.extensions.get() {
+            return self.holder_of_vouch(user).await;
+        }
         let secret = credential(headers)?;
         if let Some(text) = secret.filter(|secret| read_token::is_token(secret)) {
             return self.holder_of_token(text).await;
@@ -182,6 +196,19 @@ impl App {
         let Some(user) = text(headers, "x-statehold-user")? else {
             return Ok((caller, key));
         };
+        let caller = caller::act_for(&self.engine, &caller, user).await?;
+        Ok((caller, key))
+    }
+
+    /// The caller for whom DIAL Core vouches: the configured key, acting for the user.
+    async fn holder_of_vouch(&self, user: &str) -> Result<(Caller, KeyWatch), Problem> {
+        let core = self.options.dial_core.as_ref();
+        let secret = core.ok_or_else(unauthenticated)?.key().expose();
+        let found = caller::authenticate(&self.engine, secret).await?;
+        let (caller, key) = found.ok_or_else(|| {
+            tracing::error!("the key in `dial.key_env` is unknown, revoked or expired; make one with: statehold token create --role client");
+            unauthenticated()
+        })?;
         let caller = caller::act_for(&self.engine, &caller, user).await?;
         Ok((caller, key))
     }

@@ -2,24 +2,28 @@
 //!
 //! JSON parsers disagree about duplicate keys, lone surrogates and large numbers, and attackers exploit
 //! that. So the scanner checks a body once, strictly, before any parser: a text that passes means the
-//! same to every parser. [`parse`] then gives it a type.
+//! same to every parser. [`read`] then gives it a type.
 //!
 //! Beyond RFC 8259 the scanner refuses byte order marks, lone surrogates in escapes, the NUL
 //! character, keys that occur twice in an object however they are spelled, nesting and length over
-//! the limits, and numbers that are not kept as they are written. `statehold_core::number` has that rule.
+//! the limits, more values than the limit, and numbers that are not kept as they are written.
+//! `statehold_core::number` has that rule.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use statehold_core::limits::BODY_VALUES_MAX;
 use statehold_core::number::{self, NumberError};
 
-/// How long and how deep a text may be.
+/// How long and how deep a text may be, and how many values it may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JsonLimits {
     /// The longest text.
     pub bytes_max: usize,
     /// How many objects and arrays may be open at once. Keep it below 128, where `serde_json` stops.
     pub depth_max: usize,
+    /// How many values: texts, numbers, literals, arrays and objects, those inside of others included.
+    pub values_max: usize,
     /// Whether each number must be one that every reader keeps as it is written. The routes of ADK take others: they
     /// come back as they are written, and merges and schemas read them as the nearest double.
     pub exact_numbers: bool,
@@ -30,6 +34,7 @@ impl Default for JsonLimits {
         Self {
             bytes_max: 8 * 1024 * 1024,
             depth_max: 64,
+            values_max: BODY_VALUES_MAX,
             exact_numbers: true,
         }
     }
@@ -65,6 +70,17 @@ pub enum JsonError {
         offset: usize,
         /// How deep it may be.
         depth_max: usize,
+    },
+    /// More values than the limit.
+    #[error(
+        "byte {offset}: the body has more than {values_max} JSON values; send fewer at a time, or data of many \
+         values as one text"
+    )]
+    TooManyValues {
+        /// The value that is one too many.
+        offset: usize,
+        /// How many there may be.
+        values_max: usize,
     },
     /// An object has a key twice.
     #[error("byte {offset}: the object has the key {key:?} already; send each key once")]
@@ -119,6 +135,7 @@ impl JsonError {
             Self::TooLong { bytes_max, .. } => *bytes_max,
             Self::NotUtf8 { offset }
             | Self::TooDeep { offset, .. }
+            | Self::TooManyValues { offset, .. }
             | Self::DuplicateKey { offset, .. }
             | Self::LoneSurrogate { offset }
             | Self::ControlCharacter { offset }
@@ -151,18 +168,15 @@ pub enum ParseError {
     },
 }
 
-/// Scans a body within the default limits and reads it as `T`. The body must be an object.
+/// Reads bytes that [`scan`] has accepted as `T`. They must be an object.
 ///
 /// # Errors
 ///
 /// [`ParseError`], with the path to the field where the form is not that of `T`.
-pub fn parse<'a, T: Deserialize<'a>>(
-    bytes: &'a [u8],
-    limits: &JsonLimits,
-) -> Result<T, ParseError> {
-    let text = scan_text(bytes, limits)?;
+pub fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ParseError> {
+    let text = text_of(bytes)?;
     let found = match text.trim_start().as_bytes().first() {
-        Some(b'{') => return read(text),
+        Some(b'{') => return read_object(text),
         Some(b'[') => "an array",
         Some(b'"') => "a string",
         Some(b't' | b'f') => "a boolean",
@@ -172,19 +186,7 @@ pub fn parse<'a, T: Deserialize<'a>>(
     Err(ParseError::NotAnObject { found })
 }
 
-/// Like [`parse`], but a body without a single byte counts as `{}`.
-///
-/// # Errors
-///
-/// As [`parse`].
-pub fn parse_or_empty<'a, T: Deserialize<'a>>(
-    bytes: &'a [u8],
-    limits: &JsonLimits,
-) -> Result<T, ParseError> {
-    parse(if bytes.is_empty() { b"{}" } else { bytes }, limits)
-}
-
-fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ParseError> {
+fn read_object<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ParseError> {
     // Tracking the path costs as much as parsing, so do it only after an error.
     if let Ok(value) = serde_json::from_str(text) {
         return Ok(value);
@@ -207,10 +209,15 @@ fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, ParseError> {
     })
 }
 
-/// The text of `bytes`, if they are one JSON value within the limits that means the same to every reader.
+/// Checks that `bytes` are one JSON value within the limits that means the same to every reader. Returns how many
+/// values it has, itself included.
 ///
 /// Runs in one pass and without recursion; it allocates only to remember the keys of open objects.
-fn scan_text<'a>(bytes: &'a [u8], limits: &JsonLimits) -> Result<&'a str, JsonError> {
+///
+/// # Errors
+///
+/// [`JsonError`], at the first byte that is refused.
+pub fn scan(bytes: &[u8], limits: &JsonLimits) -> Result<usize, JsonError> {
     if bytes.len() > limits.bytes_max {
         return Err(JsonError::TooLong {
             bytes: bytes.len(),
@@ -220,20 +227,25 @@ fn scan_text<'a>(bytes: &'a [u8], limits: &JsonLimits) -> Result<&'a str, JsonEr
     if bytes.starts_with("\u{feff}".as_bytes()) {
         return Err(JsonError::ByteOrderMark);
     }
-    let text = std::str::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 {
-        offset: error.valid_up_to(),
-    })?;
+    let text = text_of(bytes)?;
     let scanner = Scanner {
         text,
         bytes,
         at: 0,
         depth_max: limits.depth_max,
+        values: 0,
+        values_max: limits.values_max,
         exact_numbers: limits.exact_numbers,
         open: Vec::new(),
         keys: Vec::new(),
     };
-    scanner.run()?;
-    Ok(text)
+    scanner.run()
+}
+
+fn text_of(bytes: &[u8]) -> Result<&str, JsonError> {
+    std::str::from_utf8(bytes).map_err(|error| JsonError::NotUtf8 {
+        offset: error.valid_up_to(),
+    })
 }
 
 /// An object or array that is still open.
@@ -257,6 +269,9 @@ struct Scanner<'a> {
     /// Invariant: at most the length of the text.
     at: usize,
     depth_max: usize,
+    /// How many have begun. Invariant: at most `values_max`.
+    values: usize,
+    values_max: usize,
     exact_numbers: bool,
     open: Vec<OpenContainer>,
     /// The keys of all open objects, those of the innermost last.
@@ -264,7 +279,8 @@ struct Scanner<'a> {
 }
 
 impl Scanner<'_> {
-    fn run(mut self) -> Result<(), JsonError> {
+    /// Returns how many values there are.
+    fn run(mut self) -> Result<usize, JsonError> {
         self.skip_space();
         if self.peek().is_none() {
             return Err(JsonError::Empty);
@@ -272,13 +288,20 @@ impl Scanner<'_> {
         loop {
             let opened = self.value()?;
             if !opened && self.after_value()? {
-                return Ok(());
+                return Ok(self.values);
             }
         }
     }
 
     /// Reads a scalar or the beginning of an object or array. True if a value must follow.
     fn value(&mut self) -> Result<bool, JsonError> {
+        if self.values == self.values_max {
+            return Err(JsonError::TooManyValues {
+                offset: self.at,
+                values_max: self.values_max,
+            });
+        }
+        self.values += 1;
         match self.peek() {
             Some(b'"') => self.string().map(|_| false),
             Some(b'{') => {

@@ -1,15 +1,24 @@
-//! Prometheus metrics. Labels are routes, methods and statuses, never text from a caller.
+//! Prometheus metrics. Labels are routes, methods, statuses and declared names, never text from a caller.
+
+mod classic;
+mod counts;
+mod process;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use http::HeaderMap;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use statehold_agents::spec::AgentBook;
 use statehold_engine::api::operations::EngineCounts;
+use statehold_engine::measures::BUCKET_SECONDS;
+
+use counts::{Declared, Scrape};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
@@ -24,11 +33,6 @@ struct RouteLabels {
     route: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RuleLabels {
-    rule: String,
-}
-
 /// The metrics of one server.
 #[derive(Clone)]
 pub struct Metrics {
@@ -36,11 +40,6 @@ pub struct Metrics {
     calls: Family<CallLabels, Counter<u64, AtomicU64>>,
     seconds: Family<RouteLabels, Histogram>,
     connections: Arc<AtomicUsize>,
-    connections_open: Gauge<i64, AtomicI64>,
-    sessions_hot: Gauge<i64, AtomicI64>,
-    sessions_damaged: Gauge<i64, AtomicI64>,
-    rows_damaged: Gauge<i64, AtomicI64>,
-    redactions: Family<RuleLabels, Counter<u64, AtomicU64>>,
 }
 
 impl std::fmt::Debug for Metrics {
@@ -50,10 +49,48 @@ impl std::fmt::Debug for Metrics {
 }
 
 fn histogram() -> Histogram {
-    let buckets = [
-        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0,
-    ];
-    Histogram::new(buckets)
+    Histogram::new(BUCKET_SECONDS)
+}
+
+/// A text format of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MetricsFormat {
+    OpenMetrics,
+    /// The text format of Prometheus before `OpenMetrics`.
+    Classic,
+}
+
+impl MetricsFormat {
+    /// The format that the caller prefers; `OpenMetrics` unless `Accept` ranks `text/plain` higher.
+    pub(crate) fn accepted(headers: &HeaderMap) -> Self {
+        let (mut open_metrics, mut classic) = (0.0, 0.0);
+        let accepted = headers.get_all(http::header::ACCEPT).iter();
+        let accepted = accepted.filter_map(|value| value.to_str().ok());
+        for range in accepted.flat_map(|value| value.split(',')) {
+            let mut parts = range.split(';').map(str::trim);
+            let kind = parts.next().unwrap_or_default();
+            let quality = parts.find_map(|part| part.strip_prefix("q="));
+            let quality: f64 = quality.map_or(1.0, |text| text.parse().unwrap_or(0.0));
+            let best = match kind {
+                "application/openmetrics-text" => &mut open_metrics,
+                "text/plain" => &mut classic,
+                _ => continue,
+            };
+            *best = f64::max(*best, quality);
+        }
+        if classic > open_metrics {
+            Self::Classic
+        } else {
+            Self::OpenMetrics
+        }
+    }
+
+    pub(crate) const fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Classic => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
 }
 
 impl Metrics {
@@ -62,51 +99,17 @@ impl Metrics {
         let mut registry = Registry::with_prefix("statehold");
         let calls = Family::default();
         let seconds = Family::new_with_constructor(histogram as fn() -> Histogram);
-        let connections_open = Gauge::default();
-        let (sessions_hot, sessions_damaged) = (Gauge::default(), Gauge::default());
-        let rows_damaged = Gauge::default();
         registry.register("calls", "Calls that were answered", calls.clone());
         registry.register(
             "call_seconds",
             "How long calls took until the first byte of the answer",
             seconds.clone(),
         );
-        registry.register(
-            "connections_open",
-            "Connections that are open",
-            connections_open.clone(),
-        );
-        registry.register(
-            "sessions_hot",
-            "Sessions that are kept in memory",
-            sessions_hot.clone(),
-        );
-        registry.register(
-            "sessions_damaged",
-            "Sessions that were found damaged",
-            sessions_damaged.clone(),
-        );
-        registry.register(
-            "rows_damaged",
-            "Rows outside of sessions that were found damaged",
-            rows_damaged.clone(),
-        );
-        let redactions = Family::default();
-        registry.register(
-            "redactions",
-            "Secrets that were redacted before something was stored, by rule",
-            redactions.clone(),
-        );
         Self {
             registry: Arc::new(registry),
             calls,
             seconds,
             connections,
-            connections_open,
-            sessions_hot,
-            sessions_damaged,
-            rows_damaged,
-            redactions,
         }
     }
 
@@ -126,23 +129,62 @@ impl Metrics {
         self.calls.get_or_create(&label).inc();
     }
 
-    /// All metrics in the `OpenMetrics` text format.
-    pub(crate) fn render(&self, counts: &EngineCounts) -> String {
-        let as_i64 = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.connections_open
-            .set(as_i64(self.connections.load(Ordering::Relaxed)));
-        self.sessions_hot.set(as_i64(counts.hot));
-        self.sessions_damaged.set(as_i64(counts.damaged.sessions));
-        self.rows_damaged.set(as_i64(counts.damaged.rows));
-        for (rule, count) in &counts.redactions {
-            let label = RuleLabels { rule: rule.clone() };
-            let counter = self.redactions.get_or_create(&label);
-            counter.inner().store(*count, Ordering::Relaxed);
-        }
+    /// All metrics in a text format. Names that `book` and the policies do not have share a label.
+    pub(crate) fn render(
+        &self,
+        counts: EngineCounts,
+        book: &AgentBook,
+        format: MetricsFormat,
+    ) -> String {
+        let declared = Declared::new(book, &counts);
+        let connections = self.connections.load(Ordering::Relaxed);
+        let scrape = Scrape::new(counts, &declared, connections as u64);
+        let mut scraped = Registry::default();
+        scraped.register_collector(Box::new(scrape));
         let mut text = String::new();
-        match encode(&mut text, &self.registry) {
-            Ok(()) => text,
-            Err(_) => String::new(),
+        let written = encode_registry(&mut text, &self.registry)
+            .and_then(|()| encode_registry(&mut text, &scraped))
+            .and_then(|()| encode_eof(&mut text));
+        // Writing to a string does not fail; half an answer would read as numbers that are gone.
+        if written.is_err() {
+            return String::new();
         }
+        match format {
+            MetricsFormat::OpenMetrics => text,
+            MetricsFormat::Classic => classic::of_open_metrics(&text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use http::header::ACCEPT;
+
+    use super::*;
+
+    #[test]
+    fn the_format_is_the_one_that_the_caller_prefers() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,\
+                          application/openmetrics-text;version=0.0.1;q=0.4,\
+                          text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+        for (accept, expected) in [
+            ("*/*", MetricsFormat::OpenMetrics),
+            ("text/html", MetricsFormat::OpenMetrics),
+            ("text/plain", MetricsFormat::Classic),
+            ("text/plain; version=0.0.4", MetricsFormat::Classic),
+            ("text/plain;q=x", MetricsFormat::OpenMetrics),
+            (prometheus, MetricsFormat::OpenMetrics),
+            (
+                "application/openmetrics-text;q=0.1, text/plain;q=0.9",
+                MetricsFormat::Classic,
+            ),
+        ] {
+            let accepted = [(ACCEPT, HeaderValue::from_static(accept))];
+            let headers = accepted.into_iter().collect();
+            assert_eq!(MetricsFormat::accepted(&headers), expected, "{accept}");
+        }
+        let none = MetricsFormat::accepted(&HeaderMap::new());
+        assert_eq!(none, MetricsFormat::OpenMetrics);
     }
 }

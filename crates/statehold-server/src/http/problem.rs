@@ -85,6 +85,7 @@ codes! {
     SessionExpired = 410 "session_expired" "The session has expired";
     RevisionMismatch = 412 "revision_mismatch" "Revision mismatch";
     BodyTooLarge = 413 "body_too_large" "Body too large";
+    TooManyValues = 413 "too_many_values" "Too many JSON values";
     UnsupportedMedia = 415 "unsupported_media_type" "Unsupported media type";
     InvalidBody = 422 "invalid_body" "Invalid body";
     KeyReused = 422 "key_reused" "Idempotency key already used for another call";
@@ -118,6 +119,7 @@ codes! {
     ParameterNotSupported = 422 "parameter_not_supported" "Parameter not supported";
     TooMany = 429 "too_many" "Too many concurrent calls";
     RateLimited = 429 "rate_limited" "Too many calls in a short time";
+    AnswerMemoryFull = 429 "answer_memory_full" "Too many long answers at once";
     AgentRateLimited = 429 "agent_rate_limited" "The agent limits its calls";
     Internal = 500 "internal" "Internal error";
     DataDamaged = 500 "data_damaged" "Stored data is damaged";
@@ -224,6 +226,9 @@ impl From<ParseError> for Problem {
         match &error {
             ParseError::Json(inner @ JsonError::InexactNumber { .. }) => {
                 Self::invalid(error.to_string()).with("offset", inner.offset())
+            }
+            ParseError::Json(JsonError::TooManyValues { values_max, .. }) => {
+                Self::new(Code::TooManyValues, error.to_string()).with("max", *values_max)
             }
             ParseError::Json(inner) => {
                 Self::new(Code::BadJson, error.to_string()).with("offset", inner.offset())
@@ -471,6 +476,7 @@ fn code_of(rejection: &Rejection) -> Code {
         // The last two are of commands that only timers send.
         Rejection::NotInThePast { .. }
         | Rejection::SessionNotExpired
+        | Rejection::HiddenNotDue
         | Rejection::NotExpired { .. } => Code::InvalidBody,
     }
 }

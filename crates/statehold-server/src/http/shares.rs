@@ -46,6 +46,7 @@ pub(crate) struct CallSlot(Arc<CallShares>);
 struct CallShares {
     call: OnceLock<Share>,
     body: Lock<Option<Share>>,
+    values: Lock<Option<Share>>,
     answer: Lock<Option<Share>>,
     /// Whether the whole answer is made, so that only its client holds it up.
     is_answered: AtomicBool,
@@ -59,6 +60,7 @@ impl Default for CallSlot {
         Self(Arc::new(CallShares {
             call: OnceLock::new(),
             body: Lock::default(),
+            values: Lock::default(),
             is_answered: AtomicBool::new(false),
             answer: Lock::default(),
             begun: Instant::now(),
@@ -83,7 +85,7 @@ impl CallSlot {
         }
     }
 
-    /// Notes that the whole answer is made: the body of the call is gone. If the call took no memory for an answer,
+    /// Notes that the whole answer is made: the body of the call and its values are gone. If the call took no memory for an answer,
     /// the answer, which repeats some of the body, stays in the memory of the body.
     pub(crate) fn finish_answer(&self, bytes: u64) {
         self.shrink_answer(bytes);
@@ -91,6 +93,7 @@ impl CallSlot {
         if let Some(share) = &mut *self.0.body.lock() {
             share.shrink(if has_answer { 0 } else { counted(bytes) });
         }
+        self.release_values();
         self.0.is_answered.store(true, Ordering::Relaxed);
     }
 
@@ -110,10 +113,22 @@ impl CallSlot {
         }
     }
 
-    /// Gives back the memory of the body, which is gone.
+    /// Holds the memory of the values of the body.
+    pub(crate) fn hold_values(&self, share: Share) {
+        *self.0.values.lock() = Some(share);
+    }
+
+    /// Gives back the memory of the body and its values, which are gone.
     pub(crate) fn release_body(&self) {
         let body = self.0.body.lock().take();
         drop(body);
+        self.release_values();
+    }
+
+    /// Gives back the memory of the values of the body: the call has what it needs of them in another form.
+    pub(crate) fn release_values(&self) {
+        let values = self.0.values.lock().take();
+        drop(values);
     }
 
     /// Whether others wait for the memory that the body of this call has.
@@ -171,6 +186,8 @@ pub(crate) struct ServerShares {
     /// In bytes.
     bodies: Shares,
     /// In bytes.
+    values: Shares,
+    /// In bytes.
     answers: Shares,
     rate: Option<DefaultKeyedRateLimiter<Digest>>,
     /// Of callers with unknown keys, by their network.
@@ -189,6 +206,7 @@ impl ServerShares {
             calls: Shares::new(options.calls_max),
             streams: Shares::new(options.streams_max),
             bodies: Shares::new(options.request_bytes_max),
+            values: Shares::new(options.request_bytes_max),
             answers: Shares::new(options.answer_bytes_max),
             rate: options.rate.map(|rate| RateLimiter::keyed(quota(rate))),
             stranger_rate: RateLimiter::keyed(quota(UNKNOWN_KEYS)),
@@ -248,6 +266,12 @@ impl ServerShares {
     /// Waits in line for the memory of a body. It is there twice: as it came, and as the call has it.
     pub(crate) fn line_up_for_body(&self, caller: &Caller, bytes: usize) -> PendingShare {
         self.bodies.line_up(caller, bytes.saturating_mul(2))
+    }
+
+    /// Waits in line for the memory of the values of a body, which come on top of its bytes. A call that waits here
+    /// may hold the memory of its bytes. None that holds values waits for bytes, so each of them gets on.
+    pub(crate) fn line_up_for_values(&self, caller: &Caller, bytes: usize) -> PendingShare {
+        self.values.line_up(caller, bytes)
     }
 
     fn require_rate(&self, caller: &Caller) -> Result<(), Problem> {

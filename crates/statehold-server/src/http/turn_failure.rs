@@ -51,6 +51,7 @@ pub(crate) fn agent_code(text: &str) -> Option<Code> {
         Code::AgentCutOff,
         Code::AgentMalformed,
         Code::AgentTooLarge,
+        Code::AnswerMemoryFull,
         Code::ConversationLost,
         Code::NoRoute,
     ];

@@ -25,9 +25,13 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(reload))
 }
 
-/// List all agents that the configuration declares or a policy names.
+/// List the agents.
+///
+/// They are those that the configuration declares or a policy names, by name. Only approvers, operators and
+/// admins see `tools`.
 #[utoipa::path(
-    get, path = "/v1/agents", tag = "agents", responses((status = 200, body = AgentList))
+    get, path = "/v1/agents", tag = "agents",
+    operation_id = "listAgents", responses((status = 200, body = AgentList))
 )]
 async fn list(context: CallContext) -> Response {
     plain(&visible(&context))
@@ -41,8 +45,12 @@ pub(crate) fn visible(context: &CallContext) -> AgentList {
 }
 
 /// Read an agent.
+///
+/// Prompts, addresses and credentials are never shown. An agent that is not declared is 404, although workers
+/// may do its work.
 #[utoipa::path(
-    get, path = "/v1/agents/{agent}", tag = "agents", responses((status = 200, body = AgentView))
+    get, path = "/v1/agents/{agent}", tag = "agents",
+    operation_id = "getAgent", responses((status = 200, body = AgentView))
 )]
 async fn show(context: CallContext) -> Answer {
     let agent: Name = context.id("agent")?;
@@ -59,10 +67,13 @@ async fn show(context: CallContext) -> Answer {
 #[schema(as = ReloadRequest)]
 struct ReloadIn {}
 
-/// Reload the configuration: agents, models and tool servers. Running turns finish with the old one.
+/// Reload the configuration: agents, models and tool servers.
+///
+/// Needs `admin`. A reload is atomic; running turns finish with the old configuration.
 #[utoipa::path(
-    post, path = "/v1/config/reload", tag = "agents", request_body = ReloadIn,
-    responses((status = 200, body = ReloadReport))
+    post, path = "/v1/config/reload", tag = "agents",
+    operation_id = "reloadConfiguration", request_body = ReloadIn,
+    responses((status = 200, body = ReloadReport), (status = 409))
 )]
 async fn reload(context: CallContext, _body: Payload<ReloadIn>) -> Answer {
     api::operations::require_reload(&context.caller)?;

@@ -16,9 +16,13 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(verify))
 }
 
-/// Read the audit stream of the tenant: a hash chain of key changes, trace reads and signed roots.
+/// Read the audit stream of the tenant.
+///
+/// It is a hash chain of key changes, trace reads and signed roots. Needs `operator`. A page may be short;
+/// the stream ends where `head` says.
 #[utoipa::path(
-    get, path = "/v1/audit/records", tag = "audit", params(RecordParams),
+    get, path = "/v1/audit/records", tag = "audit",
+    operation_id = "listAuditRecords", params(RecordParams),
     responses((status = 200, body = AuditRecords))
 )]
 async fn records(context: CallContext, Params(params): Params<RecordParams>) -> Answer {
@@ -28,9 +32,13 @@ async fn records(context: CallContext, Params(params): Params<RecordParams>) -> 
     Ok(plain(&page))
 }
 
-/// Verify every chain, payload, table and root of the tenant. The server keeps answering calls meanwhile.
+/// Verify every chain, payload, table and root of the tenant.
+///
+/// Needs `operator`. The server keeps answering calls meanwhile. Damage is no refusal: `ok` is false then,
+/// and `problems` says where. One verification runs at a time.
 #[utoipa::path(
-    post, path = "/v1/audit/verify", tag = "audit", request_body = VerifyInput,
+    post, path = "/v1/audit/verify", tag = "audit",
+    operation_id = "verifyStore", request_body = VerifyInput,
     responses((status = 200, body = VerificationView))
 )]
 async fn verify(context: CallContext, _body: Payload<VerifyInput>) -> Answer {

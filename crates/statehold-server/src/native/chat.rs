@@ -38,6 +38,8 @@ static SURFACE: ChatSurface = ChatSurface {
     session: "context.conversation.id",
     agent: "agent",
     has_debug: true,
+    shows_stages: false,
+    refers: false,
 };
 
 /// The agent of a new session that names none.
@@ -260,11 +262,12 @@ struct AnswerOut<'a> {
 /// `conversation`: the server keeps the conversation in a session. `agent`, `inline` and `client_managed`: the
 /// caller keeps it and sends its history, and the call leaves nothing behind.
 #[utoipa::path(
-    post, path = "/v1/chat", tag = "chat", request_body = ChatIn,
+    post, path = "/v1/chat", tag = "chat",
+    operation_id = "sendChatMessage", request_body = ChatIn,
     responses((status = 200, content(
         (ChatOut = "application/json"),
         (String = "text/event-stream"),
-    ), description = "The answer, or a stream of it."))
+    ), description = "The answer, or a stream of it."), (status = 404))
 )]
 async fn chat_in_mode(State(app): State<App>, request: Request) -> Response {
     let mut known = TurnContext::default();
@@ -385,7 +388,7 @@ async fn open_in_session(
         return turn.await;
     }
     let agent = call.declared(&book, named.unwrap_or(DEFAULT_AGENT), None)?;
-    let new = conversation.new_session(app, call, &agent)?;
+    let new = conversation.new_session(call, &agent)?;
     Box::pin(call.open_in_new_session(app, new, (&agent, message), known)).await
 }
 
@@ -412,12 +415,7 @@ impl ConversationIn {
     }
 
     /// The session that the call creates.
-    fn new_session(
-        self,
-        app: &App,
-        call: &ChatCall,
-        agent: &Name,
-    ) -> Result<SessionInput, Problem> {
+    fn new_session(self, call: &ChatCall, agent: &Name) -> Result<SessionInput, Problem> {
         let Some(app_name) = self.app else {
             let detail =
                 "`context.conversation` has an `id`, or an `app` and a `user` for a new session";
@@ -430,7 +428,9 @@ impl ConversationIn {
             name: self.name,
             labels: self.labels,
             state: self.state,
-            ttl_seconds: self.ttl_seconds.or(app.options.chat_session_ttl_seconds),
+            ttl_seconds: self.ttl_seconds,
+            is_chat: true,
+            hidden_ttl_seconds: None,
             ttl_mode: None,
             get_or_create: false,
         })

@@ -62,6 +62,7 @@ struct FeedStream(String);
     get,
     path = "/v1/sessions/{session_id}/events",
     tag = "feeds",
+    operation_id = "followSession",
     params(FeedParams),
     responses(FeedStream)
 )]
@@ -82,16 +83,35 @@ async fn session(
     begin(context, feed)
 }
 
-/// Follow every session that the caller may list. `id` is opaque.
-#[utoipa::path(get, path = "/v1/events", tag = "feeds", responses(FeedStream))]
+/// Follow every session that the caller may list.
+///
+/// One event per record. `id` is opaque: send it as `Last-Event-ID` to resume there; without it, the feed
+/// begins with the next record. Needs `client` or `operator`.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    tag = "feeds",
+    operation_id = "followSessions",
+    responses(FeedStream)
+)]
 async fn global(context: CallContext, headers: HeaderMap) -> Answer {
     let after = cursor(&context, GLOBAL).open(text(&headers, "last-event-id")?)?;
     let feed = api::feed::sessions(context.engine(), &context.caller, after).await?;
     begin(context, feed)
 }
 
-/// Follow every hold that the caller may see: `opened`, `voted`, `decided`. `id` is opaque.
-#[utoipa::path(get, path = "/v1/holds/events", tag = "feeds", responses(FeedStream))]
+/// Follow every hold that the caller may see.
+///
+/// Each event has a `change` (`opened`, `voted` or `decided`) and the `hold` after it. `id` is opaque: send
+/// it as `Last-Event-ID` to resume there. Open the feed before you read the list, so that no change is
+/// missed.
+#[utoipa::path(
+    get,
+    path = "/v1/holds/events",
+    tag = "feeds",
+    operation_id = "followHolds",
+    responses(FeedStream)
+)]
 async fn holds(context: CallContext, headers: HeaderMap) -> Answer {
     let after = cursor(&context, HOLDS).open(text(&headers, "last-event-id")?)?;
     let feed = api::feed::holds(context.engine(), &context.caller, after).await?;

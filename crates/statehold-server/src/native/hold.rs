@@ -72,8 +72,11 @@ pub(crate) struct HoldParams {
 }
 
 /// List holds: open ones by urgency, decided ones newest first.
+///
+/// This is the inbox of an approver. A key with any role reads it, and sees the holds that it may see.
 #[utoipa::path(
-    get, path = "/v1/holds", tag = "holds", params(HoldParams),
+    get, path = "/v1/holds", tag = "holds",
+    operation_id = "listHolds", params(HoldParams),
     responses((status = 200, body = HoldPage))
 )]
 async fn list(context: CallContext, Params(params): Params<HoldParams>) -> Answer {
@@ -149,8 +152,11 @@ fn filter_of(params: &HoldParams) -> Result<HoldFilter, Problem> {
 }
 
 /// Count open holds.
+///
+/// It counts the 10,000 most urgent holds that the caller may see; `capped` means that there are more.
 #[utoipa::path(
-    get, path = "/v1/holds/counts", tag = "holds", responses((status = 200, body = HoldCountsView))
+    get, path = "/v1/holds/counts", tag = "holds",
+    operation_id = "countHolds", responses((status = 200, body = HoldCountsView))
 )]
 async fn counts(context: CallContext) -> Answer {
     let counts = api::hold::counts(context.engine(), &context.caller).await?;
@@ -158,20 +164,28 @@ async fn counts(context: CallContext) -> Answer {
 }
 
 /// Read a hold.
+///
+/// Callers who may decide the hold see its action with a preview of the arguments, and the `digest` that a
+/// decision names.
 #[utoipa::path(
-    get, path = "/v1/holds/{hold_id}", tag = "holds", responses((status = 200, body = HoldView))
+    get, path = "/v1/holds/{hold_id}", tag = "holds",
+    operation_id = "getHold", responses((status = 200, body = HoldView))
 )]
 async fn read(context: CallContext) -> Answer {
     let (engine, caller) = (context.engine(), &context.caller);
     let hold = context.id("hold_id")?;
-    let hold = api::hold::read(engine, caller, hold, &context).await?;
+    let hold = api::hold::read_with_excerpt(engine, caller, hold, &context).await?;
     let headers = AnswerHeaders::in_request(hold.session_id, hold.request_id);
     Ok(shown(&hold, headers.task(hold.task_id)))
 }
 
 /// Open a hold: ask a person for an approval or an answer.
+///
+/// The request is `held` until the hold is decided, and its decisions come with the next claim. An approval
+/// records its tool call. Needs the lease of the request, by its `fence`.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/holds", tag = "holds", request_body = HoldInput,
+    post, path = "/v1/requests/{request_id}/holds", tag = "holds",
+    operation_id = "openHold", request_body = HoldInput,
     responses((status = 201, body = HoldView))
 )]
 async fn open(context: CallContext, body: Payload<HoldInput>) -> Answer {
@@ -182,9 +196,13 @@ async fn open(context: CallContext, body: Payload<HoldInput>) -> Answer {
     Ok(committed(StatusCode::CREATED, opened, headers))
 }
 
-/// Decide a hold. A hold gets exactly one decision.
+/// Decide a hold.
+///
+/// A hold gets exactly one decision. `approve` and `edit` of an action name the `digest` of the action that
+/// was shown. The same decision again gets the same answer.
 #[utoipa::path(
-    post, path = "/v1/holds/{hold_id}/decision", tag = "holds", request_body = DecisionInput,
+    post, path = "/v1/holds/{hold_id}/decision", tag = "holds",
+    operation_id = "decideHold", request_body = DecisionInput,
     responses((status = 200, body = DecisionReceipt))
 )]
 async fn decide(context: CallContext, body: Payload<DecisionInput>) -> Answer {
@@ -196,8 +214,11 @@ async fn decide(context: CallContext, body: Payload<DecisionInput>) -> Answer {
 }
 
 /// Decide the only hold of a request, or the one that the body names.
+///
+/// It is `decideHold` for callers who know the request and not the hold.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/resume", tag = "holds", request_body = ResumeInput,
+    post, path = "/v1/requests/{request_id}/resume", tag = "holds",
+    operation_id = "decideRequestHold", request_body = ResumeInput,
     responses((status = 200, body = DecisionReceipt))
 )]
 async fn resume(context: CallContext, body: Payload<ResumeInput>) -> Answer {

@@ -39,9 +39,13 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(claim))
 }
 
-/// Start a request to an agent. With lease, items, state and output it is a whole turn in one commit.
+/// Start a request to an agent.
+///
+/// With lease, items, state and output it is a whole turn in one commit. A plain request needs `client`, one
+/// with a lease or a parent `worker`.
 #[utoipa::path(
-    post, path = "/v1/sessions/{session_id}/requests", tag = "requests", request_body = StartInput,
+    post, path = "/v1/sessions/{session_id}/requests", tag = "requests",
+    operation_id = "startRequest", request_body = StartInput,
     responses((status = 201, body = RequestView))
 )]
 async fn start(
@@ -104,8 +108,11 @@ impl WaitParams {
 }
 
 /// Read a request, and optionally wait until it ends or changes.
+///
+/// With `wait` the answer comes at that event or at the timeout, with the request as it is then.
 #[utoipa::path(
-    get, path = "/v1/requests/{request_id}", tag = "requests", params(WaitParams),
+    get, path = "/v1/requests/{request_id}", tag = "requests",
+    operation_id = "getRequest", params(WaitParams),
     responses((status = 200, body = RequestView))
 )]
 async fn read(context: CallContext, Params(params): Params<WaitParams>) -> Answer {
@@ -136,9 +143,13 @@ struct MemoryParams {
     limit: Option<usize>,
 }
 
-/// Read the memory of a request: the exchanges that its agent knew when the request started, newest first.
+/// Read the memory of a request.
+///
+/// These are the exchanges that its agent knew when the request started, newest first. It is for workers of
+/// the agent, and stays the same until the request ends.
 #[utoipa::path(
-    get, path = "/v1/requests/{request_id}/memory", tag = "requests", params(MemoryParams),
+    get, path = "/v1/requests/{request_id}/memory", tag = "requests",
+    operation_id = "getRequestMemory", params(MemoryParams),
     responses((status = 200, body = MemoryView))
 )]
 async fn memory(context: CallContext, Params(params): Params<MemoryParams>) -> Answer {
@@ -155,8 +166,11 @@ async fn memory(context: CallContext, Params(params): Params<MemoryParams>) -> A
 }
 
 /// Append items and state to the history of a request's task.
+///
+/// Needs the lease of the request, by its `fence`. Tool calls are recorded here before the tool runs.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/items", tag = "requests", request_body = AppendInput,
+    post, path = "/v1/requests/{request_id}/items", tag = "requests",
+    operation_id = "appendItems", request_body = AppendInput,
     responses((status = 200, body = ItemsWritten))
 )]
 async fn append(context: CallContext, body: Payload<AppendInput>) -> Answer {
@@ -168,8 +182,12 @@ async fn append(context: CallContext, body: Payload<AppendInput>) -> Answer {
 }
 
 /// Complete a request with its answer.
+///
+/// The items, the state and the private state of the agent in the body are written in the same commit. Needs
+/// the lease of the request, by its `fence`.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/complete", tag = "requests",
+    operation_id = "completeRequest",
     request_body = CompleteInput, responses((status = 200, body = RequestView))
 )]
 async fn complete(context: CallContext, body: Payload<CompleteInput>) -> Answer {
@@ -181,8 +199,11 @@ async fn complete(context: CallContext, body: Payload<CompleteInput>) -> Answer 
 }
 
 /// Fail a request with an error.
+///
+/// Needs the lease of the request, by its `fence`.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/fail", tag = "requests", request_body = FailInput,
+    post, path = "/v1/requests/{request_id}/fail", tag = "requests",
+    operation_id = "failRequest", request_body = FailInput,
     responses((status = 200, body = RequestView))
 )]
 async fn fail(context: CallContext, body: Payload<FailInput>) -> Answer {
@@ -194,8 +215,11 @@ async fn fail(context: CallContext, body: Payload<FailInput>) -> Answer {
 }
 
 /// Cancel a request with its child requests and holds.
+///
+/// Workers that hold a lease of one of them get 409 from then on.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/cancel", tag = "requests", request_body = EmptyInput,
+    post, path = "/v1/requests/{request_id}/cancel", tag = "requests",
+    operation_id = "cancelRequest", request_body = EmptyInput,
     responses((status = 200, body = RequestView))
 )]
 async fn cancel(context: CallContext, body: Payload<EmptyInput>) -> Answer {
@@ -206,10 +230,13 @@ async fn cancel(context: CallContext, body: Payload<EmptyInput>) -> Answer {
     Ok(committed(StatusCode::OK, cancelled, headers))
 }
 
-/// Extend a lease.
+/// Extend a lease by its length.
+///
+/// Work that takes longer than its lease needs heartbeats. A worker that was replaced gets 409 `stale_fence`.
 #[utoipa::path(
     post, path = "/v1/requests/{request_id}/heartbeat", tag = "requests",
-    request_body = HeartbeatInput, responses((status = 200, body = HeartbeatView))
+    operation_id = "extendLease",
+    request_body = HeartbeatInput, responses((status = 200, body = HeartbeatView), (status = 409))
 )]
 async fn heartbeat(context: CallContext, body: Payload<HeartbeatInput>) -> Answer {
     let request: RequestId = context.id("request_id")?;
@@ -219,9 +246,13 @@ async fn heartbeat(context: CallContext, body: Payload<HeartbeatInput>) -> Answe
     Ok(shown(&view, AnswerHeaders::in_request(session, request)))
 }
 
-/// Release a lease. The next claim gets the decisions and child results that the request waits for.
+/// Release a lease.
+///
+/// A request that waits for people needs no worker. The next claim gets the decisions and child results that
+/// the request waits for.
 #[utoipa::path(
-    post, path = "/v1/requests/{request_id}/release", tag = "requests", request_body = ReleaseInput,
+    post, path = "/v1/requests/{request_id}/release", tag = "requests",
+    operation_id = "releaseLease", request_body = ReleaseInput,
     responses((status = 200, body = RequestView))
 )]
 async fn release(context: CallContext, body: Payload<ReleaseInput>) -> Answer {
@@ -233,9 +264,13 @@ async fn release(context: CallContext, body: Payload<ReleaseInput>) -> Answer {
 }
 
 /// Claim requests of an agent, and wait for the first one.
+///
+/// Each has a `fence`, its lease, and everything that the next step needs: the input, the decisions of its
+/// holds, and the results of its child requests.
 #[utoipa::path(
-    post, path = "/v1/work/claim", tag = "requests", request_body = ClaimInput,
-    responses((status = 200, body = ClaimView))
+    post, path = "/v1/work/claim", tag = "requests",
+    operation_id = "claimRequests", request_body = ClaimInput,
+    responses((status = 200, body = ClaimView), (status = 404), (status = 409))
 )]
 async fn claim(context: CallContext, body: Payload<ClaimInput>) -> Answer {
     let claim = api::work::claim(context.engine(), &context.caller, body.value, &context);

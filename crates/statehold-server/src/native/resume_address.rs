@@ -14,9 +14,13 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(set, read, remove))
 }
 
-/// Set the address to push an agent's decisions to. Each call creates a new secret and shows it once.
+/// Set the address to push an agent's decisions to.
+///
+/// Each call creates a new secret, with which pushed calls are signed, and shows it once. Needs a `worker`
+/// key for that agent that is not bound to a user, or `admin`.
 #[utoipa::path(
-    put, path = "/v1/agents/{agent}/resume_address", tag = "agents", request_body = AddressInput,
+    put, path = "/v1/agents/{agent}/resume_address", tag = "agents",
+    operation_id = "setResumeAddress", request_body = AddressInput,
     responses((status = 200, body = AddressView))
 )]
 async fn set(context: CallContext, body: Payload<AddressInput>) -> Answer {
@@ -28,8 +32,11 @@ async fn set(context: CallContext, body: Payload<AddressInput>) -> Answer {
 }
 
 /// Read the address that an agent's decisions are pushed to.
+///
+/// The answer has no secret: it was shown when the address was set.
 #[utoipa::path(
     get, path = "/v1/agents/{agent}/resume_address", tag = "agents",
+    operation_id = "getResumeAddress",
     responses((status = 200, body = AddressView))
 )]
 async fn read(context: CallContext) -> Answer {
@@ -39,8 +46,11 @@ async fn read(context: CallContext) -> Answer {
 }
 
 /// Remove the address: the server pushes no more decisions.
+///
+/// Workers hear of decisions when they claim, or from feeds.
 #[utoipa::path(
-    delete, path = "/v1/agents/{agent}/resume_address", tag = "agents", responses((status = 204))
+    delete, path = "/v1/agents/{agent}/resume_address", tag = "agents",
+    operation_id = "deleteResumeAddress", responses((status = 204))
 )]
 async fn remove(context: CallContext) -> Answer {
     let agent: Name = context.id("agent")?;

@@ -49,9 +49,13 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(diff))
 }
 
-/// Create a session; with `get_or_create`, answer 200 with the one that has the name.
+/// Create a session.
+///
+/// With `get_or_create` the answer is 200 with the session of this app and user that has the name, if there
+/// is one.
 #[utoipa::path(
-    post, path = "/v1/sessions", tag = "sessions", request_body = SessionInput,
+    post, path = "/v1/sessions", tag = "sessions",
+    operation_id = "createSession", request_body = SessionInput,
     responses((status = 201, body = SessionView), (status = 200, body = SessionView))
 )]
 async fn create(context: CallContext, body: Payload<SessionInput>) -> Answer {
@@ -124,8 +128,11 @@ impl SessionListParams {
 }
 
 /// List sessions, newest first.
+///
+/// Needs `client` or `operator`. A page may be short, even empty, and still have a `next_cursor`.
 #[utoipa::path(
-    get, path = "/v1/sessions", tag = "sessions", params(SessionListParams),
+    get, path = "/v1/sessions", tag = "sessions",
+    operation_id = "listSessions", params(SessionListParams),
     responses((status = 200, body = SessionPage))
 )]
 async fn list(context: CallContext, Params(mut params): Params<SessionListParams>) -> Answer {
@@ -148,8 +155,11 @@ async fn list(context: CallContext, Params(mut params): Params<SessionListParams
 }
 
 /// Read a session.
+///
+/// `pending` has the open holds at and below it, oldest first.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}", tag = "sessions",
+    operation_id = "getSession",
     responses((status = 200, body = SessionView))
 )]
 async fn read(context: CallContext) -> Answer {
@@ -162,8 +172,11 @@ async fn read(context: CallContext) -> Answer {
 }
 
 /// Change the name, the labels or the time to live of a session.
+///
+/// Fields that are left out stay. `null` removes a name, a label or a time to live.
 #[utoipa::path(
-    patch, path = "/v1/sessions/{session_id}", tag = "sessions", request_body = SessionChanges,
+    patch, path = "/v1/sessions/{session_id}", tag = "sessions",
+    operation_id = "updateSession", request_body = SessionChanges,
     responses((status = 200, body = SessionView))
 )]
 async fn patch(context: CallContext, body: Payload<SessionChanges>) -> Answer {
@@ -174,9 +187,13 @@ async fn patch(context: CallContext, body: Payload<SessionChanges>) -> Answer {
     Ok(committed(StatusCode::OK, patched, headers))
 }
 
-/// Delete every payload of a session. Its records stay.
+/// Delete every payload of a session.
+///
+/// Live requests are cancelled, and the name is free again. The records of the session stay, for callers who
+/// may read records.
 #[utoipa::path(
-    delete, path = "/v1/sessions/{session_id}", tag = "sessions", responses((status = 204))
+    delete, path = "/v1/sessions/{session_id}", tag = "sessions",
+    operation_id = "deleteSession", responses((status = 204))
 )]
 async fn delete(context: CallContext) -> Answer {
     let session: SessionId = context.id("session_id")?;
@@ -186,8 +203,11 @@ async fn delete(context: CallContext) -> Answer {
 }
 
 /// Close a session: it accepts no more writes.
+///
+/// With live requests this is 409 `requests_live`, unless `cancel_live` is true.
 #[utoipa::path(
     post, path = "/v1/sessions/{session_id}/close", tag = "sessions",
+    operation_id = "closeSession",
     request_body = CloseSessionInput, responses((status = 200, body = SessionView))
 )]
 async fn close(context: CallContext, body: Payload<CloseSessionInput>) -> Answer {
@@ -199,8 +219,12 @@ async fn close(context: CallContext, body: Payload<CloseSessionInput>) -> Answer
 }
 
 /// Copy a session as it was at a revision into a new one.
+///
+/// State, messages and memories come along; requests and holds in flight stay with the origin, which does not
+/// change. Needs `operator`.
 #[utoipa::path(
     post, path = "/v1/sessions/{session_id}/fork", tag = "sessions",
+    operation_id = "forkSession",
     request_body = ForkInput, responses((status = 201, body = SessionView))
 )]
 async fn fork(context: CallContext, body: Payload<ForkInput>) -> Answer {
@@ -211,9 +235,12 @@ async fn fork(context: CallContext, body: Payload<ForkInput>) -> Answer {
     Ok(committed(StatusCode::CREATED, forked, headers))
 }
 
-/// Take a session back to an earlier revision. Nothing is removed from its records.
+/// Take a session back to an earlier revision.
+///
+/// Nothing is removed from its records: a rewind is one more. Needs `operator`.
 #[utoipa::path(
     post, path = "/v1/sessions/{session_id}/rewind", tag = "sessions",
+    operation_id = "rewindSession",
     request_body = RewindInput, responses((status = 200, body = SessionView))
 )]
 async fn rewind(context: CallContext, body: Payload<RewindInput>) -> Answer {
@@ -278,9 +305,12 @@ pub(crate) fn trace_form(form: Option<&str>, is_trace: bool) -> Result<TraceForm
     }
 }
 
-/// Read the last messages of a session, oldest first; with `view=trace` every item.
+/// Read the last messages of a session, oldest first.
+///
+/// With `view=trace` every item, which needs `operator` and is audited.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/messages", tag = "sessions", params(MessageParams),
+    get, path = "/v1/sessions/{session_id}/messages", tag = "sessions",
+    operation_id = "listMessages", params(MessageParams),
     responses((status = 200, body = Messages))
 )]
 async fn messages(context: CallContext, Params(params): Params<MessageParams>) -> Answer {
@@ -324,8 +354,11 @@ async fn messages(context: CallContext, Params(params): Params<MessageParams>) -
 }
 
 /// Append a message that was said elsewhere.
+///
+/// No agent is asked. To ask one, start a request.
 #[utoipa::path(
     post, path = "/v1/sessions/{session_id}/messages", tag = "sessions",
+    operation_id = "appendMessage",
     request_body = AppendedMessageInput, responses((status = 201, body = MessageWritten))
 )]
 async fn append(context: CallContext, body: Payload<AppendedMessageInput>) -> Answer {
@@ -341,6 +374,7 @@ async fn append(context: CallContext, body: Payload<AppendedMessageInput>) -> An
 /// They are values of the session: a fork or a rewind takes them along.
 #[utoipa::path(
     patch, path = "/v1/sessions/{session_id}/messages/{seq}/annotations", tag = "sessions",
+    operation_id = "annotateMessage",
     request_body = AnnotationsInput, responses((status = 200, body = AnnotationsView))
 )]
 async fn annotate(context: CallContext, body: Payload<AnnotationsInput>) -> Answer {
@@ -353,8 +387,11 @@ async fn annotate(context: CallContext, body: Payload<AnnotationsInput>) -> Answ
 }
 
 /// Read the metadata of a conversation.
+///
+/// Clients keep what they know about the conversation here, such as the intents of its user.
 #[utoipa::path(
     get, path = "/v1/sessions/{session_id}/metadata", tag = "sessions",
+    operation_id = "getSessionMetadata",
     responses((status = 200, body = MetadataView))
 )]
 async fn metadata(context: CallContext) -> Answer {
@@ -365,9 +402,12 @@ async fn metadata(context: CallContext) -> Answer {
     Ok(shown(&view, headers))
 }
 
-/// Change the metadata of a conversation, such as the intents of its user.
+/// Change the metadata of a conversation.
+///
+/// Entries that are left out stay; `if_version` refuses the change if somebody else was faster.
 #[utoipa::path(
     patch, path = "/v1/sessions/{session_id}/metadata", tag = "sessions",
+    operation_id = "updateSessionMetadata",
     request_body = MetadataInput, responses((status = 200, body = MetadataView))
 )]
 async fn set_metadata(context: CallContext, body: Payload<MetadataInput>) -> Answer {
@@ -402,7 +442,8 @@ struct TokenView {
 ///
 /// It is not stored. It ends at its time, with the API key that made it, and with the session.
 #[utoipa::path(
-    post, path = "/v1/sessions/{session_id}/tokens", tag = "sessions", request_body = TokenInput,
+    post, path = "/v1/sessions/{session_id}/tokens", tag = "sessions",
+    operation_id = "createReadToken", request_body = TokenInput,
     responses((status = 201, body = TokenView))
 )]
 async fn make_token(context: CallContext, body: Payload<TokenInput>) -> Answer {
@@ -441,9 +482,12 @@ struct TreeParams {
     limit: Option<usize>,
 }
 
-/// Read the tree of a session: tasks, their requests, and the child tasks of those.
+/// Read the tree of a session.
+///
+/// It has the open tasks, their newest requests, and the child tasks of those.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/tree", tag = "sessions", params(TreeParams),
+    get, path = "/v1/sessions/{session_id}/tree", tag = "sessions",
+    operation_id = "getSessionTree", params(TreeParams),
     responses((status = 200, body = TreeView))
 )]
 async fn tree(context: CallContext, Params(params): Params<TreeParams>) -> Answer {
@@ -470,9 +514,12 @@ pub(crate) struct RecordParams {
     pub(crate) limit: Option<usize>,
 }
 
-/// Read the records of a session: a hash chain that any reader can verify.
+/// Read the records of a session.
+///
+/// They are a hash chain that any reader can verify. Needs `operator`.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/records", tag = "sessions", params(RecordParams),
+    get, path = "/v1/sessions/{session_id}/records", tag = "sessions",
+    operation_id = "listRecords", params(RecordParams),
     responses((status = 200, body = RecordPage))
 )]
 async fn records(context: CallContext, Params(params): Params<RecordParams>) -> Answer {
@@ -531,10 +578,12 @@ impl DiffParams {
     }
 }
 
-/// Read the difference between two revisions of a session: the keys that changed with who wrote them, and the
-/// messages that came.
+/// Read the difference between two revisions of a session.
+///
+/// It has the keys that changed, with who wrote them, and the messages that came. Needs `operator`.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/diff", tag = "sessions", params(DiffParams),
+    get, path = "/v1/sessions/{session_id}/diff", tag = "sessions",
+    operation_id = "getSessionDiff", params(DiffParams),
     responses((status = 200, body = SessionDiff))
 )]
 async fn diff(context: CallContext, Params(mut params): Params<DiffParams>) -> Answer {

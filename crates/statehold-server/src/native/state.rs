@@ -127,8 +127,11 @@ impl StatePart {
 }
 
 /// Read the state of a session, with the values of its app and user.
+///
+/// A read of a part costs as much as the part: name `keys`, or a `prefix`.
 #[utoipa::path(
-    get, path = "/v1/sessions/{session_id}/state", tag = "state", params(StateParams),
+    get, path = "/v1/sessions/{session_id}/state", tag = "state",
+    operation_id = "getSessionState", params(StateParams),
     responses((status = 200, body = StateView))
 )]
 async fn read(context: CallContext, Params(params): Params<StateParams>) -> Answer {
@@ -199,8 +202,12 @@ async fn read_past(
 }
 
 /// Write state of a session, its user or (as an admin) its app.
+///
+/// `if_versions` refuses the write if a key has another version; `merge` says how a value joins the one that
+/// is there.
 #[utoipa::path(
     patch, path = "/v1/sessions/{session_id}/state", tag = "state",
+    operation_id = "updateSessionState",
     request_body = SessionStateInput, responses((status = 200, body = StateWritten))
 )]
 async fn patch(context: CallContext, body: Payload<SessionStateInput>) -> Answer {
@@ -212,8 +219,11 @@ async fn patch(context: CallContext, body: Payload<SessionStateInput>) -> Answer
 }
 
 /// Read the state of an app.
+///
+/// `revision` is the number of direct writes through this route, plus one; 0 before the first.
 #[utoipa::path(
-    get, path = "/v1/state/app/{app}", tag = "state", params(StatePageParams),
+    get, path = "/v1/state/app/{app}", tag = "state",
+    operation_id = "getAppState", params(StatePageParams),
     responses((status = 200, body = StateView))
 )]
 async fn read_app(context: CallContext, Params(params): Params<StatePageParams>) -> Answer {
@@ -239,8 +249,11 @@ async fn read_shared(
 }
 
 /// Write the state of an app.
+///
+/// Needs `admin`. The prefix `app:` may be left out.
 #[utoipa::path(
     patch, path = "/v1/state/app/{app}", tag = "state",
+    operation_id = "updateAppState",
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
 )]
 async fn patch_app(context: CallContext, body: Payload<StatePatchInput>) -> Answer {
@@ -251,8 +264,11 @@ async fn patch_app(context: CallContext, body: Payload<StatePatchInput>) -> Answ
 }
 
 /// Read the state of a user in an app.
+///
+/// `revision` is the number of direct writes through this route, plus one; 0 before the first.
 #[utoipa::path(
-    get, path = "/v1/state/user/{app}/{user}", tag = "state", params(StatePageParams),
+    get, path = "/v1/state/user/{app}/{user}", tag = "state",
+    operation_id = "getUserState", params(StatePageParams),
     responses((status = 200, body = StateView))
 )]
 async fn read_user(context: CallContext, Params(params): Params<StatePageParams>) -> Answer {
@@ -261,8 +277,11 @@ async fn read_user(context: CallContext, Params(params): Params<StatePageParams>
 }
 
 /// Write the state of a user in an app.
+///
+/// Needs `client` or `admin`. The prefix `user:` may be left out.
 #[utoipa::path(
     patch, path = "/v1/state/user/{app}/{user}", tag = "state",
+    operation_id = "updateUserState",
     request_body = StatePatchInput, responses((status = 200, body = StateWritten))
 )]
 async fn patch_user(context: CallContext, body: Payload<StatePatchInput>) -> Answer {

@@ -60,8 +60,11 @@ impl HistoryParams {
 }
 
 /// Read a task and the newest items of its history, oldest first.
+///
+/// Workers of its agent see the whole history and the private state; others see the messages.
 #[utoipa::path(
-    get, path = "/v1/tasks/{task_id}", tag = "tasks", params(HistoryParams),
+    get, path = "/v1/tasks/{task_id}", tag = "tasks",
+    operation_id = "getTask", params(HistoryParams),
     responses((status = 200, body = TaskOrHistory))
 )]
 async fn read(context: CallContext, Params(params): Params<HistoryParams>) -> Answer {
@@ -88,8 +91,11 @@ async fn read(context: CallContext, Params(params): Params<HistoryParams>) -> An
 }
 
 /// Close a task without live requests.
+///
+/// The next request to its agent opens another task.
 #[utoipa::path(
-    post, path = "/v1/tasks/{task_id}/close", tag = "tasks", request_body = EmptyInput,
+    post, path = "/v1/tasks/{task_id}/close", tag = "tasks",
+    operation_id = "closeTask", request_body = EmptyInput,
     responses((status = 200, body = TaskEnded))
 )]
 async fn close(context: CallContext, body: Payload<EmptyInput>) -> Answer {
@@ -101,8 +107,11 @@ async fn close(context: CallContext, body: Payload<EmptyInput>) -> Answer {
 }
 
 /// Cancel a task, its requests and its child tasks.
+///
+/// Their holds are cancelled too.
 #[utoipa::path(
-    post, path = "/v1/tasks/{task_id}/cancel", tag = "tasks", request_body = EmptyInput,
+    post, path = "/v1/tasks/{task_id}/cancel", tag = "tasks",
+    operation_id = "cancelTask", request_body = EmptyInput,
     responses((status = 200, body = TaskEnded))
 )]
 async fn cancel(context: CallContext, body: Payload<EmptyInput>) -> Answer {

@@ -12,10 +12,14 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(erase))
 }
 
-/// Erase a user: revoke the keys that are bound to them, delete their sessions and values, and destroy the key under
-/// which all of it is encrypted.
+/// Erase a user.
+///
+/// It revokes the keys that are bound to them, deletes their sessions and values, and destroys the key under
+/// which all of it is encrypted. Needs `admin`. The answer is the receipt of the audit stream. A call that
+/// was interrupted is made again.
 #[utoipa::path(
     post, path = "/v1/users/{user}/erase", tag = "users",
+    operation_id = "eraseUser",
     responses((status = 200, body = ErasureReceipt))
 )]
 async fn erase(context: CallContext) -> Answer {

@@ -1,19 +1,16 @@
 //! The answer to a chat call: one completion, or its chunks.
 
-use std::collections::BTreeSet;
-
 use http::HeaderMap;
 use serde::Serialize;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_engine::HoldDetail;
-use statehold_engine::api::hold::HoldView;
 use statehold_engine::api::json::{Raw, to_body};
 use statehold_engine::api::schema::NullableText;
-use statehold_engine::api::turn::{EarlierAnswer, TokenUsage, TurnDebug};
+use statehold_engine::api::turn::{EarlierAnswer, TokenUsage};
 use utoipa::ToSchema;
 
 use super::errors::ErrorOut;
-use crate::chat::{Ending, Preface, TurnFormat, TurnHead, status_of};
+use crate::chat::{CompletionFormat, Ending, Preface, StateholdOut, TurnFormat, TurnHead, TurnIds};
 use crate::http::problem::Problem;
 use crate::http::sse;
 
@@ -82,37 +79,14 @@ struct MetadataOut {
     request: RequestId,
 }
 
-/// Fields that only clients of this server read.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = ChatStatehold)]
-pub(crate) struct StateholdOut {
-    /// `completed` or `paused`.
-    status: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<SessionId>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    task: Option<TaskId>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    request: Option<RequestId>,
-    /// The agents that were asked on the way.
-    via: Vec<String>,
-    /// The open holds of a paused turn.
-    holds: Vec<HoldView>,
-    /// Answers that came since to turns that were paused: the content begins with them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schema(required = false)]
-    earlier: Vec<EarlierAnswer>,
-    /// The hidden items of the turn, with `x-statehold-debug: 1`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    debug: Option<TurnDebug>,
-    /// The expired session that the call named: this one began in its place.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    replaced: Option<SessionId>,
-    /// Parts of the messages that did not reach an agent that does not trust its callers: `system`, `developer`,
-    /// `tool`, `state`, `malformed`; and `agent_state`, if its own state is too long to be carried.
-    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
-    #[schema(value_type = Vec<String>, required = false)]
-    left_out: BTreeSet<&'static str>,
+impl MetadataOut {
+    fn of(ids: TurnIds) -> Self {
+        Self {
+            session: ids.session,
+            task: ids.task,
+            request: ids.request,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -184,7 +158,7 @@ pub(crate) struct CompletionWriter {
     created: i64,
     model: String,
     /// The ids of the turn. None for a call without a session.
-    ids: Option<MetadataOut>,
+    ids: Option<TurnIds>,
     replaced: Option<SessionId>,
     with_usage: bool,
 }
@@ -196,11 +170,7 @@ impl CompletionWriter {
             id: format!("chatcmpl-{}", request.trim_start_matches("req_")),
             created: head.started_at.as_micros() / 1_000_000,
             model,
-            ids: head.ids.map(|ids| MetadataOut {
-                session: ids.session,
-                task: ids.task,
-                request: ids.request,
-            }),
+            ids: head.ids,
             replaced: head.replaced,
             with_usage,
         }
@@ -221,23 +191,14 @@ impl CompletionWriter {
         holds: &[HoldDetail],
         earlier: Vec<EarlierAnswer>,
     ) -> StateholdOut {
-        let ids = self.ids;
         StateholdOut {
-            status: status_of(holds),
-            session: ids.map(|ids| ids.session),
-            task: ids.map(|ids| ids.task),
-            request: ids.map(|ids| ids.request),
-            via,
-            holds: holds.iter().map(HoldView::of).collect(),
             earlier,
-            debug: None,
             replaced: self.replaced,
-            left_out: BTreeSet::new(),
+            ..StateholdOut::of(self.ids, via, holds)
         }
     }
 
-    /// The whole answer.
-    pub(crate) fn whole(&self, mut ending: Ending) -> Vec<u8> {
+    fn completion(&self, mut ending: Ending) -> Vec<u8> {
         let text = std::mem::take(&mut ending.answer.text);
         let text = ending.preface.before(text);
         let earlier = std::mem::take(&mut ending.preface.earlier);
@@ -259,7 +220,7 @@ impl CompletionWriter {
                 finish_reason: finish_reason(ending),
             }],
             usage: ending.account.usage,
-            metadata: self.ids,
+            metadata: self.ids.map(MetadataOut::of),
             statehold: self.ended(ending, earlier),
         })
     }
@@ -281,7 +242,10 @@ impl CompletionWriter {
             finish_reason,
         };
         to_body(&ChunkOut {
-            metadata: self.ids.filter(|_| finish_reason.is_some()),
+            metadata: self
+                .ids
+                .filter(|_| finish_reason.is_some())
+                .map(MetadataOut::of),
             statehold,
             ..self.chunk_of(&[choice], usage)
         })
@@ -331,6 +295,12 @@ impl CompletionWriter {
         let earlier = ending.preface.earlier.clone();
         let statehold = self.ended(ending, earlier);
         self.chunk(delta, Some(finish_reason(ending)), Some(statehold))
+    }
+}
+
+impl CompletionFormat for CompletionWriter {
+    fn whole(self, ending: Ending) -> Vec<u8> {
+        self.completion(ending)
     }
 }
 

@@ -3,7 +3,7 @@
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
-use http::{HeaderValue, header};
+use http::{HeaderMap, HeaderValue, header};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use statehold_engine::api::json::to_body;
@@ -131,14 +131,18 @@ pub(crate) fn as_openai_error(
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     let json = HeaderValue::from_static("application/json");
     headers.insert(header::CONTENT_TYPE, json);
-    let is_limited = problem.status == 429;
-    if is_end_of_turn(&problem) && !is_limited || problem.status == 409 {
-        // The turn has ended and is recorded, or the same call would conflict again: a person decides what to
-        // do. Clients of this API retry conflicts by themselves. A turn that a limit stopped goes on.
-        forbid_retry(headers);
-    }
+    forbids_retry(&problem, headers);
     *response.body_mut() = whole(body, receipt);
     response
+}
+
+/// Tells clients not to repeat the call by themselves, if that is of no use: the turn has ended and is recorded, or the
+/// same call would conflict again. A person decides what to do. A turn that a limit stopped goes on.
+pub(crate) fn forbids_retry(problem: &Problem, headers: &mut HeaderMap) {
+    let is_limited = problem.status == 429;
+    if is_end_of_turn(problem) && !is_limited || problem.status == 409 {
+        forbid_retry(headers);
+    }
 }
 
 /// Whether a problem is the end of a turn.

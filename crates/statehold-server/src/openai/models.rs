@@ -41,9 +41,12 @@ impl ModelOut {
     }
 }
 
-/// List the agents that are declared.
+/// List the agents that are declared, as models.
+///
+/// A client of OpenAI's API names one of them as the `model` of a chat call.
 #[utoipa::path(
-    get, path = "/openai/v1/models", tag = "chat", responses((status = 200, body = ModelsOut))
+    get, path = "/openai/v1/models", tag = "chat",
+    operation_id = "listModels", responses((status = 200, body = ModelsOut))
 )]
 pub(crate) async fn list(State(app): State<App>, context: CallContext) -> Response {
     let book = app.options.agents.get();
@@ -57,9 +60,12 @@ pub(crate) async fn list(State(app): State<App>, context: CallContext) -> Respon
     plain(&out)
 }
 
-/// Read one agent that is declared.
+/// Read an agent that is declared, as a model.
+///
+/// `model` is the name of the agent.
 #[utoipa::path(
     get, path = "/openai/v1/models/{model}", tag = "chat",
+    operation_id = "getModel",
     responses((status = 200, body = ModelOut))
 )]
 pub(crate) async fn read(

@@ -10,10 +10,9 @@ use statehold_engine::api::turn::named_session;
 use super::SURFACE;
 use super::chunk::ConversationWriter;
 use super::errors::as_service_error;
-use crate::chat::{ChatCall, ChatTurn, TurnContext};
+use crate::chat::{ChatCall, ChatMessageIn, ChatTurn, TurnContext};
 use crate::http::call::App;
 use crate::http::problem::Problem;
-use crate::openai::ChatMessageIn;
 
 /// A message to a conversation. Other fields are ignored.
 #[derive(Debug, Deserialize)]

@@ -115,7 +115,7 @@ pub(super) async fn create(
         user: context.caller.user.is_none().then(|| ANONYMOUS.to_owned()),
         agent: Some(agent.to_string()),
         labels: title.map(|title| [(TITLE.to_owned(), title)].into()),
-        ttl_seconds: app.options.chat_session_ttl_seconds,
+        is_chat: true,
         ..SessionInput::default()
     };
     let call = context.call(&payload.bytes);

@@ -19,7 +19,7 @@ mod streams;
 mod turns;
 mod ums;
 mod ums_upstream;
-mod upstream;
+pub(crate) mod upstream;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, CallerTrust, ChatMemory, ChatSessions, ConversationsSpec,
-    FinalAnswer, OpenaiSpec, RouterSpec, Routing,
+    FinalAnswer, OpenaiSpec, RouterSpec, Routing, StageDetail, StateFormat,
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -64,6 +64,8 @@ pub(crate) fn agent(text: &str, kind: AgentKind, sessions: ChatSessions) -> (Nam
         sessions,
         caller_history: CallerTrust::default(),
         references: false,
+        stages: StageDetail::default(),
+        state_format: StateFormat::default(),
         brief_on_loss: false,
         digest: Digest::sha256(text.as_bytes()),
     };

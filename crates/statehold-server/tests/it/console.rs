@@ -437,7 +437,7 @@ async fn hostile_text_is_shown_and_does_nothing() {
         "\"><a href=javascript:alert(1)>click</a>",
         "a\u{202e}gpj.exe\u{2066}b\u{200b}c",
         "\u{3164}\u{2800}",
-        "{{ 7*7 }} {% include \"x\" %} &amp;",
+        "{{ 1234*1234 }} {% include \"x\" %} &amp;",
         "</p></li></ol><form action=http://evil.example>",
         "' onmouseover='alert(1)",
     ];
@@ -498,7 +498,7 @@ async fn hostile_text_is_shown_and_does_nothing() {
                 "<img",
                 "<a href=javascript",
                 "<form action=http",
-                "49 ",
+                "1522756",
             ] {
                 assert!(!shown.contains(tag), "{tag} on {path}: {shown}");
             }

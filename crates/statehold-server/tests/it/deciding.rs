@@ -639,7 +639,7 @@ async fn a_lost_action_is_asked_about_with_what_it_was() {
     let request = helper.post("/v1/work/claim", &short).await.ok(200)["requests"][0].clone();
     let hold = json!({"kind": "approval", "title": "Pay ACME?",
                       "action": {"tool": "pay", "args": {"amount": 4, "password": "hunter2"}, "risk": "high"},
-                      "items": [{"kind": "tool_call", "name": "look", "call_id": "l", "arguments": {"token": "t", "q": 1}}]});
+                      "items": [{"kind": "tool_call", "name": "look", "call_id": "l", "arguments": {"password": "t", "q": 1}}]});
     let hold = act(&helper, &request, "holds", hold).await.ok(201);
     boss.post(&decision_path(&hold), &approval(&hold))
         .await
@@ -682,7 +682,7 @@ async fn a_lost_action_is_asked_about_with_what_it_was() {
     assert_eq!(look["action"]["risk"], "medium");
     assert_eq!(
         look["action"]["args"],
-        json!({"token": "[redacted:secret-key-name]", "q": 1})
+        json!({"password": "[redacted:secret-key-name]", "q": 1})
     );
     for bad in [
         json!({}),

@@ -227,3 +227,201 @@ async fn after_a_session_has_expired_no_route_has_a_byte_of_hidden_payloads() {
         .await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn after_the_time_of_hidden_payloads_no_route_has_a_byte_of_them_and_the_session_goes_on() {
+    for (rig, bytes) in [
+        (Rig::with(Setup::with_clock(0)).await, 1_500),
+        (Rig::with_clock().await, 700),
+        (Rig::with_clock().await, 20_000),
+    ] {
+        let (ann, admin) = (rig.client("ann").await, rig.key(&["admin"]).await);
+        let scene = Arc::new(scene(&rig, &ann, &long(SHARED, bytes)).await);
+        let path = format!("/v1/sessions/{}", scene.session);
+        let lives = json!({"ttl_seconds": null, "hidden_ttl_seconds": 60});
+        let patched = ann.patch(&path, &lives).await.ok(200);
+        assert_eq!(patched["hidden_ttl_seconds"], 60);
+        assert!(
+            patched.get("hidden_expires_at").is_none(),
+            "a live request needs them: {patched}"
+        );
+        let step = json!({"step_seconds": 61});
+        admin.post("/v1/dev/clock", &step).await.ok(200);
+        let live = ann.get(&format!("{path}/tree")).await.ok(200);
+        let live = text(&live["tasks"][0]["requests"][1], "id");
+        let cancel = format!("/v1/requests/{live}/cancel");
+        ann.post(&cancel, &json!({})).await.ok(200);
+        let session = ann.get(&path).await.ok(200);
+        assert!(
+            session["hidden_expires_at"].is_string(),
+            "from now on they are due: {session}"
+        );
+        let hidden = scene.hidden.clone();
+        storm(Arc::clone(&scene), false, async {
+            admin.post("/v1/dev/clock", &step).await.ok(200);
+            until("the hidden payloads are removed", || async {
+                let (who, trace) = &hidden[2];
+                let is_gone = !who.get(trace).await.text().contains(HIDDEN);
+                is_gone.then_some(())
+            })
+            .await;
+        })
+        .await;
+        let session = ann.get(&path).await.ok(200);
+        assert_eq!(session["status"], "idle", "{session}");
+        assert!(session.get("hidden_expires_at").is_none(), "{session}");
+        let worker = rig.worker(&["front"]).await;
+        let asked = json!({"agent": "front", "input": "and now?", "lease": {"ttl_seconds": 50},
+                           "output": "It goes on."});
+        let requests = format!("{path}/requests");
+        worker.post(&requests, &asked).await.ok(201);
+        let messages = ann.get(&format!("{path}/messages")).await.ok(200);
+        let messages = messages.to_string();
+        assert!(messages.contains("It goes on.") && messages.contains(VISIBLE));
+    }
+}
+
+/// Everything that a session shows of itself, and what the agent of its next turn gets, as its memory and with its
+/// claim.
+async fn shown(rig: &Rig, session: &str) -> String {
+    let (operator, worker) = (rig.key(&["operator"]).await, rig.worker(&["front"]).await);
+    let path = format!("/v1/sessions/{session}");
+    let tree = operator.get(&format!("{path}/tree")).await.ok(200);
+    let mut routes = vec![
+        format!("{path}/tree"),
+        format!("{path}/messages?view=trace&limit=200"),
+        format!("{path}/messages?view=trace&form=tool_call_history"),
+        format!("{path}/messages?view=trace&at=5"),
+        format!("{path}/records?limit=1000"),
+        format!("/console/sessions/{session}?tab=hidden"),
+        format!("/console/sessions/{session}?tab=tree"),
+    ];
+    for root in tree["tasks"].as_array().into_iter().flatten() {
+        let task = format!("/v1/tasks/{}", text(root, "id"));
+        routes.push(format!("{task}?view=trace"));
+        routes.push(format!("{task}?view=trace&form=tool_call_history"));
+    }
+    let mut all = String::new();
+    for route in &routes {
+        let answer = operator.get(route).await;
+        assert_eq!(answer.status, 200, "{route}: {}", answer.text());
+        all.push_str(&answer.text());
+    }
+    let asked = json!({"agent": "front", "input": "and now?"});
+    let ann = rig.client("ann").await;
+    let asked = ann.post(&format!("{path}/requests"), &asked).await;
+    let asked = text(&asked.ok(201), "id");
+    let claim = json!({"agent": "front", "request_id": asked});
+    let claimed = worker.post("/v1/work/claim", &claim).await.ok(200);
+    all.push_str(&claimed.to_string());
+    let memory = worker.get(&format!("/v1/requests/{asked}/memory")).await;
+    all.push_str(&memory.ok(200).to_string());
+    let done = json!({"output": "done"});
+    let front = &claimed["requests"][0];
+    act(&worker, front, "complete", done).await.ok(200);
+    all
+}
+
+/// The request with the lease that the worker has, or a new one after a pause.
+async fn leased(worker: &Who, request: Value) -> Value {
+    let claim = json!({"agent": request["agent"], "request_id": request["id"]});
+    let claimed = worker.post("/v1/work/claim", &claim).await;
+    if claimed.status == 200 {
+        claimed.ok(200)["requests"][0].clone()
+    } else {
+        request
+    }
+}
+
+/// A session with hidden items, a private state, an error and a decided hold; and the routes of what has an id of its
+/// own.
+async fn told(rig: &Rig, ann: &Who) -> (String, Vec<(Who, String)>) {
+    let worker = rig.worker(&["front", "helper"]).await;
+    let (operator, approver) = (rig.key(&["operator"]).await, rig.key(&["approver"]).await);
+    let body = json!({"app": "demo", "agent": "front"});
+    let session = text(&ann.post("/v1/sessions", &body).await.ok(201), "id");
+    let requests = format!("/v1/sessions/{session}/requests");
+    let lease = json!({"ttl_seconds": 3_000});
+    let asked = json!({"agent": "front", "input": VISIBLE, "lease": lease});
+    let front = worker.post(&requests, &asked).await.ok(201);
+    let items = json!({"items": [{"kind": "note", "data": {"word": HIDDEN}}],
+                       "task_state": {"word": HIDDEN}});
+    act(&worker, &front, "items", items).await.ok(200);
+    let mut routes = Vec::new();
+    for ending in ["fail", "complete"] {
+        let asked = json!({"agent": "helper", "input": HIDDEN, "lease": lease,
+                           "parent_request_id": front["id"], "parent_fence": front["fence"]});
+        let helper = worker.post(&requests, &asked).await.ok(201);
+        let body = match ending {
+            "fail" => json!({"error": {"code": "odd", "message": HIDDEN}}),
+            _ => json!({"output": HIDDEN, "task_state": {"word": HIDDEN}}),
+        };
+        if ending == "complete" {
+            let hold = json!({"kind": "approval", "title": HIDDEN, "message": HIDDEN,
+                              "action": {"tool": "pay", "args": {"word": HIDDEN}}});
+            let hold = act(&worker, &helper, "holds", hold).await.ok(201);
+            let hold = format!("/v1/holds/{}", text(&hold, "id"));
+            let no = json!({"decision": "reject", "comment": HIDDEN});
+            let decision = format!("{hold}/decision");
+            approver.post(&decision, &no).await.ok(200);
+            routes.push((approver.clone(), hold));
+        }
+        let helper = leased(&worker, helper).await;
+        act(&worker, &helper, ending, body).await.ok(200);
+        let task = format!("/v1/tasks/{}", text(&helper, "task_id"));
+        routes.push((operator.clone(), format!("{task}?view=trace")));
+        let request = format!("/v1/requests/{}", text(&helper, "id"));
+        routes.push((operator.clone(), request));
+    }
+    let (front, done) = (leased(&worker, front).await, json!({"output": VISIBLE}));
+    act(&worker, &front, "complete", done).await.ok(200);
+    (session, routes)
+}
+
+#[tokio::test]
+async fn no_route_of_a_session_shows_what_it_has_removed_though_another_needs_the_bytes() {
+    for is_fork_removed in [false, true] {
+        for rig in [
+            Rig::with(Setup::with_clock(0)).await,
+            Rig::with_clock().await,
+        ] {
+            let (ann, admin) = (rig.client("ann").await, rig.key(&["admin"]).await);
+            let operator = rig.key(&["operator"]).await;
+            let (origin, own) = told(&rig, &ann).await;
+            let fork = format!("/v1/sessions/{origin}/fork");
+            let fork = text(&operator.post(&fork, &json!({})).await.ok(201), "id");
+            for session in [&origin, &fork] {
+                let all = shown(&rig, session).await;
+                assert!(all.contains(HIDDEN) && all.contains(VISIBLE));
+            }
+            let (removed, other) = if is_fork_removed {
+                (&fork, &origin)
+            } else {
+                (&origin, &fork)
+            };
+            let path = format!("/v1/sessions/{removed}");
+            let lives = json!({"hidden_ttl_seconds": 60});
+            ann.patch(&path, &lives).await.ok(200);
+            let step = json!({"step_seconds": 61});
+            admin.post("/v1/dev/clock", &step).await.ok(200);
+            until("the hidden payloads are removed", || async {
+                let session = ann.get(&path).await.ok(200);
+                session.get("hidden_expires_at").is_none().then_some(())
+            })
+            .await;
+            let all = shown(&rig, removed).await;
+            assert!(!all.contains(HIDDEN) && all.contains(VISIBLE), "{all}");
+            let own = Scene::read(&own).await;
+            assert_eq!(own.contains(HIDDEN), is_fork_removed, "{own}");
+            let fork = format!("{path}/fork");
+            // The earlier revisions of a fork are those of its origin, which keeps them.
+            let early = (!is_fork_removed).then(|| json!({"at": 6}));
+            for at in early.into_iter().chain([json!({})]) {
+                let late = text(&operator.post(&fork, &at).await.ok(201), "id");
+                let all = shown(&rig, &late).await;
+                assert!(!all.contains(HIDDEN) && all.contains(VISIBLE), "{all}");
+            }
+            assert!(shown(&rig, other).await.contains(HIDDEN), "it has all");
+        }
+    }
+}

@@ -6,6 +6,8 @@ mod chat;
 mod console;
 mod cuts;
 mod deciding;
+mod dial;
+mod document;
 mod encrypted;
 mod erasing;
 mod hidden;

@@ -38,6 +38,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+use crate::document::require_declared;
+
 /// Nothing that a test asks for takes longer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -487,7 +489,12 @@ impl Who {
     ) -> Result<Answer, String> {
         let exchange = async {
             let response = self.begin(method, path, headers, body).await?;
-            collect(response).await
+            let answer = collect(response).await?;
+            // An error without a body comes before a call is read: the bytes were no call.
+            if answer.status < 400 || !answer.body.is_empty() {
+                require_declared(method, path, answer.status);
+            }
+            Ok(answer)
         };
         timeout(PATIENCE, exchange)
             .await

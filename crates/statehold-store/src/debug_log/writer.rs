@@ -18,8 +18,9 @@ use super::{
     HEAD_BYTES, NAME, PARTS, SYNC_AFTER, TIDY_AFTER, files, nonce, unavailable,
 };
 use crate::key_ring::KeyRing;
-use crate::keys::{now, sync_directory};
+use crate::keys::now;
 use crate::port::StoreError;
+use crate::private_file::sync_directory;
 
 /// The file that entries are appended to.
 struct OpenFile {

@@ -3,19 +3,27 @@
 use std::sync::Arc;
 
 use statehold_core::ids::SessionId;
-use statehold_core::record::{ErasedPayloads, Event};
+use statehold_core::record::ErasedPayloads;
 
-use super::{Entry, Session, Tables};
+use super::{Entry, Tables};
 use crate::CHAT_REQUESTS_MAX;
 
 impl Tables {
+    /// Hidden payloads are gone for the session, and for forks that begin after this, at once; each session has a log
+    /// of its own, so others keep theirs. The other payloads of a deleted session go later.
     pub(super) fn begin_erasure(&mut self, session: SessionId, payloads: ErasedPayloads) {
-        self.erasing.insert(session, payloads);
+        let Some(kept) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        for entry in &mut kept.log {
+            *entry = Arc::new(entry.without(ErasedPayloads::Hidden));
+        }
+        let is_over = kept.state.closed;
         let answers = self.answers.values_mut();
         for answer in answers.filter(|answer| answer.session == session) {
             answer.body.clear();
         }
-        for slot in 0..CHAT_REQUESTS_MAX {
+        for slot in (0..CHAT_REQUESTS_MAX).filter(|_| is_over) {
             if let Some(place) = self.chat_places.remove(&(session, slot)) {
                 self.chat_requests.remove(&place);
             }
@@ -23,27 +31,26 @@ impl Tables {
         if payloads == ErasedPayloads::Hidden {
             return;
         }
-        // Its origins can now erase the payloads that they kept because this session shared them.
-        let origin_of = |of: SessionId| {
-            let (origin, _) = self.sessions.get(&of)?.origin?;
+        // Its origins can now erase payloads that they kept because this session shared them.
+        let origin_of = |of: &SessionId| {
+            let (origin, _) = self.sessions.get(of)?.origin?;
             Some(origin)
         };
-        let origins = std::iter::successors(origin_of(session), |origin| origin_of(*origin));
-        let again: Vec<_> = origins
-            .filter_map(|origin| Some((origin, self.sessions.get(&origin)?.removed()?)))
-            .collect();
-        self.erasing.extend(again);
+        let line = std::iter::successors(Some(session), origin_of);
+        let is_deleted = |of: &SessionId| self.sessions.get(of).is_some_and(|of| of.state.deleted);
+        let deleted: Vec<_> = line.filter(is_deleted).collect();
+        self.erasing.extend(deleted);
     }
 
     pub(super) fn erase_all(&mut self) {
-        for (session, payloads) in std::mem::take(&mut self.erasing) {
+        for session in std::mem::take(&mut self.erasing) {
             let shared_until = self.shared_until(session);
             // Every fork has the entries that it shares in a log of its own.
             for kept in self.sessions.values_mut() {
                 for entry in &mut kept.log {
                     let content = &entry.record.content;
                     if content.session == session && content.seq > shared_until {
-                        *entry = Arc::new(entry.without(payloads));
+                        *entry = Arc::new(entry.without(ErasedPayloads::All));
                     }
                 }
             }
@@ -62,25 +69,9 @@ impl Tables {
     }
 }
 
-impl Session {
-    /// Which payloads its own records say were removed.
-    fn removed(&self) -> Option<ErasedPayloads> {
-        let own = self.log.iter().map(|entry| &entry.record.content);
-        let own = own.filter(|content| content.session == self.state.session);
-        let removed = |event: &Event| match event {
-            Event::PayloadsErased { payloads } => Some(*payloads),
-            _ => None,
-        };
-        own.flat_map(|content| &content.events)
-            .filter_map(removed)
-            .max()
-    }
-}
-
 impl Entry {
     fn without(&self, payloads: ErasedPayloads) -> Self {
-        let events = self.record.content.events.iter();
-        let erased = events.flat_map(|event| event.erased(payloads));
+        let erased = self.record.erased(payloads);
         let bodies = self.bodies.iter().zip(erased);
         Self {
             record: self.record.clone(),

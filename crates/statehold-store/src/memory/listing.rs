@@ -13,9 +13,9 @@ use statehold_core::time::Timestamp;
 
 use super::{Session, Tables};
 use crate::port::{
-    ChangedHead, Committed, Due, DueKind, DuePage, DuePlace, KeyRange, LiveWork, PageLimit,
-    PageRoom, SessionOrder, SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage,
-    StoreError, StoredRecord,
+    AgentQueue, ChangedHead, Committed, Due, DueKind, DuePage, DuePlace, KeyRange, LiveWork,
+    PageLimit, PageRoom, SessionOrder, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StatePage, StoreError, StoredRecord, WorkTotals,
 };
 
 impl Tables {
@@ -133,6 +133,32 @@ impl Tables {
     }
 
     /// The oldest request is the one that was started first, regardless of later claims.
+    pub(super) fn work_totals(&self, tenant: &Name, agents: usize) -> WorkTotals {
+        let mut totals = WorkTotals::default();
+        let mut queues: BTreeMap<Name, AgentQueue> = BTreeMap::new();
+        for (kept, _) in self.owned().filter(|(_, owner)| owner.tenant == *tenant) {
+            totals.open_holds += kept.state.holds.len() as u64;
+            let holds = kept.state.holds.keys().copied();
+            totals.oldest_hold = holds.chain(totals.oldest_hold).min();
+            let live = kept.state.requests.values();
+            for queued in live.filter(|live| live.status == LiveStatus::Queued) {
+                let Some(task) = kept.state.tasks.get(&queued.task) else {
+                    continue;
+                };
+                let agent = task.agent.clone();
+                let queue = queues.entry(agent.clone()).or_insert(AgentQueue {
+                    agent,
+                    requests: 0,
+                    oldest: None,
+                });
+                queue.requests += 1;
+                queue.oldest = queue.oldest.into_iter().chain([queued.id]).min();
+            }
+        }
+        totals.queues = queues.into_values().take(agents).collect();
+        totals
+    }
+
     pub(super) fn list_claimable(
         &self,
         tenant: &Name,
@@ -211,6 +237,9 @@ impl Tables {
             if let Some(at) = kept.state.expires_at {
                 push(at, DueKind::Session);
             }
+            if let Some(at) = kept.state.hidden_expires_at {
+                push(at, DueKind::Hidden);
+            }
             for hold in kept.state.holds.values() {
                 if let Some(deadline) = hold.deadline {
                     push(deadline, DueKind::Hold(hold.id));
@@ -231,7 +260,7 @@ impl Tables {
             let id = match due.kind {
                 DueKind::Lease(id) => *id.as_uuid(),
                 DueKind::Hold(id) => *id.as_uuid(),
-                DueKind::Session => *due.session.as_uuid(),
+                DueKind::Session | DueKind::Hidden => *due.session.as_uuid(),
             };
             let place = DuePlace {
                 at: due.at,
@@ -269,6 +298,8 @@ fn summary(kept: &Session, owner: &Owner) -> SessionSummary {
         status: kept.state.status(),
         deleted: kept.state.deleted,
         ttl: kept.state.ttl,
+        hidden_ttl_ms: kept.state.hidden_ttl_ms,
+        hidden_expires_at: kept.state.hidden_expires_at,
         expires_at: kept.state.expires_at,
         revision: kept.state.revision,
         created_at: kept.created_at,

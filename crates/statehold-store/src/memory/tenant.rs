@@ -96,4 +96,8 @@ impl Tenants {
     pub(super) fn keys(&self) -> impl Iterator<Item = &ApiKey> {
         self.keys.values()
     }
+
+    pub(super) fn keys_of(&self, tenant: &Name) -> impl Iterator<Item = &ApiKey> {
+        self.keys().filter(move |key| key.tenant == *tenant)
+    }
 }

@@ -28,6 +28,8 @@ pub enum DueKind {
     Hold(HoldId),
     /// The life of the session.
     Session,
+    /// The life of the hidden payloads of the session.
+    Hidden,
 }
 
 impl DueKind {
@@ -37,6 +39,7 @@ impl DueKind {
             Self::Lease(_) => 0,
             Self::Hold(_) => 1,
             Self::Session => 2,
+            Self::Hidden => 3,
         }
     }
 }

@@ -63,6 +63,10 @@ pub struct SessionSummary {
     pub ttl: Option<TimeToLive>,
     /// When that ends.
     pub expires_at: Option<Timestamp>,
+    /// How long it keeps its hidden payloads after its last use, in milliseconds.
+    pub hidden_ttl_ms: Option<u64>,
+    /// When they are erased.
+    pub hidden_expires_at: Option<Timestamp>,
     /// Its revision.
     pub revision: u64,
     /// When it began.
@@ -74,6 +78,12 @@ pub struct SessionSummary {
 }
 
 impl SessionSummary {
+    /// The bytes of its name and labels.
+    pub fn text_bytes(&self) -> usize {
+        let texts = [&self.name, &self.labels].into_iter().flatten();
+        texts.map(String::len).sum()
+    }
+
     /// Its place in a list, for the next page.
     pub fn list_place(&self) -> SessionPlace {
         SessionPlace {

@@ -29,7 +29,7 @@ use statehold_core::tenant::TenantHead;
 use erased::ErasureCheck;
 use memories::Memories;
 
-use super::log::{self, OpenedBody, SessionRow, Uuid16};
+use super::log::{self, OpenedBody, PayloadReader, SessionRow, Uuid16};
 use super::snapshot::KeyedConnection;
 use super::sql::{corrupt_or_unavailable, damaged};
 use super::{read, schema};
@@ -48,6 +48,8 @@ pub(super) struct Extent<'a> {
     pub(super) tenant: Option<&'a Name>,
     /// An entry of the tenant's audit stream that must be there.
     pub(super) expected: Option<TenantHead>,
+    /// Whether the file is a backup, which no server may open.
+    pub(super) is_backup: bool,
 }
 
 pub(super) fn check(
@@ -59,13 +61,20 @@ pub(super) fn check(
     schema::require_ours(&conn)?;
     schema::require_writable(&conn)?;
     schema::require_length(&conn, path)?;
-    let keys = directory
-        .join(KeyFile::NAME)
-        .is_file()
-        .then(|| KeyFile::open(directory));
-    let keys = keys.transpose()?;
+    check_with_keys(&conn, Some(directory), Extent::default(), progress)
+}
+
+/// Checks a snapshot, payloads as far as the keys in a directory go.
+pub(super) fn check_with_keys(
+    conn: &Connection,
+    directory: Option<&Path>,
+    extent: Extent<'_>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<CheckReport, StoreError> {
+    let directory = directory.filter(|directory| directory.join(KeyFile::NAME).is_file());
+    let keys = directory.map(KeyFile::read).transpose()?;
     let keys = keys.as_ref().map(|keys| keys as &dyn KnownKeys);
-    check_snapshot(&conn, keys, Extent::default(), progress)
+    check_snapshot(conn, keys, extent, progress)
 }
 
 /// Checks the snapshot that a connection reads; it must stay the same during the check.
@@ -100,7 +109,7 @@ fn check_all(
     }
     let is_alone = is_alone(conn, extent.tenant)?;
     if is_alone {
-        let checked = check_meta(conn, report);
+        let checked = check_meta(conn, extent.is_backup, report);
         report.go_on(checked)?;
         let checked = sums::check(conn, report);
         report.go_on(checked)?;
@@ -190,9 +199,14 @@ fn damage_of(conn: &KeyedConnection<'_>, session: SessionId, error: &StoreError)
     }
 }
 
-fn check_meta(conn: &Connection, report: &mut CheckReport) -> Result<(), StoreError> {
+fn check_meta(
+    conn: &Connection,
+    is_backup: bool,
+    report: &mut CheckReport,
+) -> Result<(), StoreError> {
+    let expected = if is_backup { "backup" } else { "live" };
     let (kind, epoch) = (schema::meta(conn, "kind")?, schema::meta(conn, "epoch")?);
-    if kind != "live" || epoch.parse::<u64>().is_err() {
+    if kind != expected || epoch.parse::<u64>().is_err() {
         let what = format!("says kind {kind:?} and epoch {epoch:?}");
         report.add(Problem::projection("the table `meta`", what));
     }
@@ -305,7 +319,8 @@ fn check_session(
         }
         first += page.len() as u64;
         for (log, record) in page {
-            let opened = log.opened(conn, row.user, &record.bodies())?;
+            let whole = PayloadReader::of_file(row.user);
+            let opened = log.opened(conn, whole, &record.bodies())?;
             let is_sealed = |body: &OpenedBody| *body == OpenedBody::KeyGone;
             let sealed: Vec<bool> = opened.iter().map(is_sealed).collect();
             let bodies = opened.into_iter().map(OpenedBody::bytes).collect();
@@ -314,7 +329,7 @@ fn check_session(
             let state = state.get_or_insert_with(|| SessionState::new(begins));
             check_record(stored, state, &mut facts, report);
             check_payloads(stored, &sealed, state, keys, report);
-            erased.note(session, stored, &sealed);
+            erased.note(&row, log.id, stored, &sealed);
             let replaced = anchor.and_then(|anchor| anchor.compare(session, &stored.record));
             report.add_all(replaced);
             let (after, changes) = project(state, &stored.record);

@@ -52,6 +52,16 @@ const SESSIONS: Deadlines = Deadlines {
     kind: |_| DueKind::Session,
 };
 
+const HIDDEN: Deadlines = Deadlines {
+    sql: "SELECT id, tenant, user, hidden_expires_at, id, pk FROM session
+          WHERE hidden_expires_at <= :now",
+    at: "hidden_expires_at",
+    row: "pk",
+    rank: 3,
+    kind: |_| DueKind::Hidden,
+};
+const KINDS: [Deadlines; 4] = [LEASES, HOLDS, SESSIONS, HIDDEN];
+
 /// A page of the deadlines that have passed, in the order of their times.
 pub(super) fn due(
     from: &Snapshot<'_>,
@@ -60,7 +70,7 @@ pub(super) fn due(
     limit: usize,
 ) -> Result<DuePage, StoreError> {
     let (mut rows, mut is_whole) = (Vec::new(), true);
-    for kind in [LEASES, HOLDS, SESSIONS] {
+    for kind in KINDS {
         let found = kind.after(from, now, after, limit)?;
         is_whole &= found.len() < limit;
         rows.extend(found);
@@ -74,7 +84,7 @@ pub(super) fn due_in(
     sessions: &[(SessionId, Timestamp)],
 ) -> Result<Vec<Due>, StoreError> {
     let mut found = Vec::new();
-    for kind in [LEASES, HOLDS, SESSIONS] {
+    for kind in KINDS {
         let sql = format!("{} AND session.id = :session", kind.sql);
         for (session, now) in sessions {
             let params = named_params! {

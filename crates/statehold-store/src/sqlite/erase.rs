@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use rusqlite::{Connection, OptionalExtension};
 use statehold_core::digest::Digest;
 use statehold_core::ids::{SessionId, UserId};
-use statehold_core::record::{ErasedPayloads, Event, Record};
+use statehold_core::record::ErasedPayloads;
 
 use super::log::{self, LogRow, SessionRow};
 use super::read;
-use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes};
+use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
 use super::tail::Tail;
 use crate::codec;
 use crate::port::{DamageLog, PageLimit, StoreError};
@@ -131,9 +131,11 @@ struct RemovedRow {
 /// Goes one row back in a session. None if its payloads have more than `bytes_max` bytes.
 fn one(conn: &Connection, pk: i64, bytes_max: u64) -> Result<Option<RemovedRow>, StoreError> {
     let place = corrupt_or_unavailable("the table `erasure`");
-    let (payloads, at): (String, i64) = conn
-        .prepare_cached("SELECT payloads, log FROM erasure WHERE session = ?1")
-        .and_then(|mut statement| statement.query_row([pk], |row| Ok((row.get(0)?, row.get(1)?))))
+    let (payloads, at, floor): (String, i64, i64) = conn
+        .prepare_cached("SELECT payloads, log, floor FROM erasure WHERE session = ?1")
+        .and_then(|mut statement| {
+            statement.query_row([pk], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        })
         .map_err(&place)?;
     let payloads = match payloads.as_str() {
         "hidden" => ErasedPayloads::Hidden,
@@ -155,6 +157,7 @@ fn one(conn: &Connection, pk: i64, bytes_max: u64) -> Result<Option<RemovedRow>,
         }
         _ => (0, 0),
     };
+    let before = if before <= floor { 0 } else { before };
     let sql = match before {
         0 => "DELETE FROM erasure WHERE session = ?1 AND ?2 = 0",
         _ => "UPDATE erasure SET log = ?2 WHERE session = ?1",
@@ -176,11 +179,20 @@ fn row(
     bytes_max: u64,
 ) -> Result<Option<(i64, u64)>, StoreError> {
     let row = log::row(conn, at)?;
-    if row.session != session.pk || row.seq <= shared_until(conn, session.pk)? {
+    if row.session != session.pk {
         return Ok(Some((0, 0)));
     }
+    if let Some(after) = needed_after(conn, session.pk, (row.id, row.seq))? {
+        return Ok(Some((own_row(conn, session.pk, after)?, 0)));
+    }
+    let is_shared = row.seq <= shared_until(conn, session.pk)?;
+    let payloads = if is_shared {
+        ErasedPayloads::Hidden
+    } else {
+        payloads
+    };
     let record = row.record()?;
-    let erased = is_erased(&record, payloads);
+    let erased = record.erased(payloads);
     let named = record.bodies().into_iter().zip(&erased);
     let bytes = named.filter(|(_, gone)| **gone);
     let bytes = bytes.map(|(body, _)| u64::from(body.bytes)).sum();
@@ -232,11 +244,6 @@ fn release_blob(conn: &Connection, user: UserId, digest: &Digest) -> Result<(), 
     Ok(())
 }
 
-fn is_erased(record: &Record, payloads: ErasedPayloads) -> Vec<bool> {
-    let events = record.content.events.iter();
-    events.flat_map(|event| event.erased(payloads)).collect()
-}
-
 /// Payloads that stay and refer to payloads that go: the bytes of those. Rows are erased from the newest to
 /// the oldest, and a reference leads to an older one, so the bytes are still there.
 fn moved(
@@ -250,7 +257,7 @@ fn moved(
         if erased.get(index) == Some(&false) {
             let stored = row.referred(conn, place)?;
             let there = log::row(conn, place.row)?.record()?;
-            if is_erased(&there, payloads).get(place.index as usize) == Some(&true) {
+            if there.erased(payloads).get(place.index as usize) == Some(&true) {
                 moved.push((index, stored));
             }
         }
@@ -258,55 +265,100 @@ fn moved(
     Ok(moved)
 }
 
-/// The last record that a living session shares: a fork, or a fork of one.
+/// The forks of a session, and theirs, each with the last record that both share. A fork is younger than its origin,
+/// so this ends also where the table is damaged.
+const FORKS: &str = "WITH RECURSIVE fork(pk, until, deleted, erased_log) AS (
+     SELECT pk, origin_seq, deleted, erased_log FROM session WHERE origin = ?1 AND pk > ?1
+     UNION ALL
+     SELECT session.pk, min(fork.until, session.origin_seq), session.deleted, session.erased_log
+     FROM fork JOIN session ON session.origin = fork.pk AND session.pk > fork.pk
+   )";
+
+/// The last record that a living session shares.
 pub(super) fn shared_until(conn: &Connection, pk: i64) -> Result<u64, StoreError> {
-    // A fork is younger than its origin, so this ends also where the table is damaged.
-    let sql = "WITH RECURSIVE fork(pk, until, deleted) AS (
-                 SELECT pk, origin_seq, deleted FROM session WHERE origin = ?1 AND pk > ?1
-                 UNION ALL
-                 SELECT session.pk, min(fork.until, session.origin_seq), session.deleted
-                 FROM fork JOIN session ON session.origin = fork.pk AND session.pk > fork.pk
-               ) SELECT max(until) FROM fork WHERE NOT deleted";
-    conn.prepare_cached(sql)
-        .and_then(|mut statement| statement.query_row([pk], |row| row.get::<_, Option<i64>>(0)))
-        .map(|seq| seq.map_or(0, from_sql))
-        .map_err(corrupt_or_unavailable("the table `session`"))
+    let sql = format!("{FORKS} SELECT max(until) FROM fork WHERE NOT deleted");
+    let until: Option<Option<i64>> = read::first(conn, &sql, [pk], |row| row.get(0))?;
+    Ok(until.flatten().map_or(0, from_sql))
 }
 
-/// Schedules the erasure of a session's payloads, and of payloads that its origins had to keep
-/// because this session shared them.
+/// Whether a living session shares a row, given with the number of its record, and needs the hidden payloads: no
+/// removal of its own, or before it began, has taken them. If so, the row down to which it needs those of all older
+/// rows too.
+pub(super) fn needed_after(
+    conn: &Connection,
+    pk: i64,
+    (row, seq): (i64, u64),
+) -> Result<Option<i64>, StoreError> {
+    let sql = format!(
+        "{FORKS} SELECT min(erased_log) FROM fork
+         WHERE NOT deleted AND until >= ?2 AND erased_log < ?3"
+    );
+    let key = (pk, to_sql(seq), row);
+    let after: Option<Option<i64>> = read::first(conn, &sql, key, |row| row.get(0))?;
+    Ok(after.flatten())
+}
+
+/// The row, if it is one of the session; else 0.
+fn own_row(conn: &Connection, pk: i64, row: i64) -> Result<i64, StoreError> {
+    let sql = "SELECT session FROM log WHERE id = ?1";
+    let session: Option<i64> = read::first(conn, sql, [row], |found| found.get(0))?;
+    Ok(if session == Some(pk) { row } else { 0 })
+}
+
+/// Takes the hidden payloads that a session has up to its row `last_log` from all who read it, and schedules the
+/// erasure of the bytes, and of payloads that its origins had to keep because this session shared them.
 pub(super) fn begin(
     conn: &Connection,
     pk: i64,
     payloads: ErasedPayloads,
     last_log: i64,
 ) -> Result<(), StoreError> {
-    note(conn, pk, payloads, last_log)?;
-    if payloads == ErasedPayloads::Hidden {
+    let place = corrupt_or_unavailable("the table `session`");
+    let Some(session) = log::session_by_pk(conn, pk)? else {
         return Ok(());
-    }
-    let mut origin = log::session_by_pk(conn, pk)?.map_or(0, |session| session.origin);
-    while let Some(session) = log::session_by_pk(conn, origin)? {
-        // Nothing follows in a session whose payloads were removed but their further removal.
-        let last = log::row(conn, session.last_log)?.record()?;
-        for event in &last.content.events {
-            if let Event::PayloadsErased { payloads } = event {
-                note(conn, session.pk, *payloads, session.last_log)?;
-            }
+    };
+    conn.prepare_cached("UPDATE session SET erased_log = ?2 WHERE pk = ?1")
+        .and_then(|mut statement| statement.execute((pk, last_log)))
+        .map_err(place)?;
+    let floor = match payloads {
+        // An erasure before this one has removed them already, or is still at it.
+        ErasedPayloads::Hidden => match pending_floor(conn, pk)? {
+            Some(floor) => floor,
+            None => own_row(conn, pk, session.erased_log)?,
+        },
+        ErasedPayloads::All => 0,
+    };
+    note(conn, pk, payloads, (last_log, floor))?;
+    let mut origin = log::session_by_pk(conn, session.origin)?;
+    while let Some(session) = origin {
+        let last_log = own_row(conn, session.pk, session.erased_log)?;
+        if last_log != 0 {
+            let payloads = if session.deleted {
+                ErasedPayloads::All
+            } else {
+                ErasedPayloads::Hidden
+            };
+            note(conn, session.pk, payloads, (last_log, 0))?;
         }
-        origin = session.origin;
+        origin = log::session_by_pk(conn, session.origin)?;
     }
     Ok(())
+}
+
+/// The row before which an erasure of the session ends that is not finished, if there is one.
+fn pending_floor(conn: &Connection, pk: i64) -> Result<Option<i64>, StoreError> {
+    let sql = "SELECT floor FROM erasure WHERE session = ?1";
+    read::first(conn, sql, [pk], |row| row.get(0))
 }
 
 fn note(
     conn: &Connection,
     pk: i64,
     payloads: ErasedPayloads,
-    last_log: i64,
+    (last_log, floor): (i64, i64),
 ) -> Result<(), StoreError> {
-    conn.prepare_cached("INSERT OR REPLACE INTO erasure VALUES(?1, ?2, ?3)")
-        .and_then(|mut statement| statement.execute((pk, name_of(payloads), last_log)))
+    conn.prepare_cached("INSERT OR REPLACE INTO erasure VALUES(?1, ?2, ?3, ?4)")
+        .and_then(|mut statement| statement.execute((pk, name_of(payloads), last_log, floor)))
         .map(drop)
         .map_err(corrupt_or_unavailable("the table `erasure`"))
 }

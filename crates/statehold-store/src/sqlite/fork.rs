@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::Connection;
-use statehold_core::ids::{RequestId, TaskId, UserId};
+use statehold_core::ids::{RequestId, TaskId};
 use statehold_core::record::Event;
 use statehold_core::scope::StateKey;
 
-use super::log::{self, LogRow, SessionRow};
+use super::log::{self, LogRow, PayloadReader, SessionRow};
 use super::read;
 use super::sql::{damaged, from_sql, id_bytes, to_sql};
 use super::write::{put_state, run, write_task_state};
@@ -222,14 +222,26 @@ fn value_row(
     Ok(put.row.id)
 }
 
+/// The session that a commit forks.
+fn origin_of(conn: &Connection, commit: &Commit) -> Result<Option<SessionRow>, StoreError> {
+    let Some((origin, _)) = commit.writes.fork else {
+        return Ok(None);
+    };
+    let origin = log::session_row(conn, origin)?;
+    let origin = origin.ok_or_else(|| damaged("the table `session`", "no origin"))?;
+    Ok(Some(origin))
+}
+
 /// Gives the tasks of a fork the private states that the tasks of its origin had.
 pub(super) fn copy_task_states(
     conn: &Connection,
     commit: &Commit,
     places: &ForkPlaces,
     pk: i64,
-    user: UserId,
 ) -> Result<(), StoreError> {
+    let Some(origin) = origin_of(conn, commit)? else {
+        return Ok(());
+    };
     for (old, new) in &commit.changes.renamed_tasks {
         let sql = "INSERT INTO task_state SELECT ?1, ?2, request, log, value FROM task_state
                    WHERE task = ?3 AND log <= ?4";
@@ -239,7 +251,7 @@ pub(super) fn copy_task_states(
         }
         let state = places.tasks.get(old).and_then(|place| place.state);
         if let Some((log, request)) = state
-            && let Some(packed) = private_state(conn, user, log, request)?
+            && let Some(packed) = private_state(conn, origin.reader(), log, request)?
         {
             write_task_state(conn, *new, pk, request, log, &packed)?;
         }
@@ -247,10 +259,11 @@ pub(super) fn copy_task_states(
     Ok(())
 }
 
-/// The private state that a request wrote in a row, as the table stores it. None if it was erased.
+/// The private state that a request wrote in a row, as the table stores it. None if a removal has taken
+/// it from the reader.
 fn private_state(
     conn: &Connection,
-    user: UserId,
+    reader: PayloadReader,
     log: i64,
     by: RequestId,
 ) -> Result<Option<Vec<u8>>, StoreError> {
@@ -265,7 +278,7 @@ fn private_state(
         index += bodies.len();
     }
     let found = found.ok_or_else(|| damaged(row.place(), "it has no private state"))?;
-    row.packed_body(conn, user, found.0, found.1)
+    row.packed_body(conn, reader, found.0, found.1)
 }
 
 /// Gives a fork the state that its origin had.
@@ -275,11 +288,9 @@ pub(super) fn copy_state(
     places: &ForkPlaces,
     pk: i64,
 ) -> Result<(), StoreError> {
-    let Some((origin, at)) = commit.writes.fork else {
+    let (Some((_, at)), Some(origin)) = (commit.writes.fork, origin_of(conn, commit)?) else {
         return Ok(());
     };
-    let origin = log::session_row(conn, origin)?;
-    let origin = origin.ok_or_else(|| damaged("the table `session`", "no origin"))?;
     let sql = "INSERT INTO state SELECT ?1, key, version, value FROM state
                WHERE session = ?2 AND version <= ?3";
     let copied = run(conn, sql, (pk, origin.pk, to_sql(at)))?;
@@ -297,7 +308,9 @@ pub(super) fn copy_state(
             None => value_row(conn, &origin, key, *version)?,
         };
         let value = read::put_in(log::row(conn, log)?, key)?;
-        let packed = value.map(|put| put.packed(conn, origin.user)).transpose()?;
+        let packed = value
+            .map(|put| put.packed(conn, origin.reader()))
+            .transpose()?;
         let packed = packed.flatten();
         let packed = packed.ok_or_else(|| damaged(format!("`{key}` in row {log}"), "no value"))?;
         put_state(conn, pk, key, *version, &packed)?;

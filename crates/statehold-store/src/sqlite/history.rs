@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 use statehold_core::digest::BodyRef;
-use statehold_core::ids::{SessionId, TaskId, UserId};
+use statehold_core::ids::{SessionId, TaskId};
 use statehold_core::item::PlacedItem;
 use statehold_core::projection::ClosedTask;
 use statehold_core::record::Event;
@@ -13,7 +13,7 @@ use statehold_core::task::Task;
 use statehold_core::time::Timestamp;
 use statehold_core::view::View;
 
-use super::log::{self, LogRow, SessionRow};
+use super::log::{self, LogRow, PayloadReader, SessionRow};
 use super::read::{all, by_id, first};
 use super::sql::{from_sql, id_bytes, to_sql};
 use super::tail::RowReader;
@@ -58,7 +58,7 @@ pub(super) fn items(
             }
             None => log.prev,
         };
-        page.read_row(conn, &log, row.user, &mut placing, is_asked)?;
+        page.read_row(conn, &log, row.reader(), &mut placing, is_asked)?;
         placing.walk(conn, &row, &log);
         at = next;
     }
@@ -128,7 +128,7 @@ fn walk_page(
         }
         let log = conn.row(at)?;
         at = log.prev;
-        page.read_row(conn, &log, row.user, &mut placing, &is_asked)?;
+        page.read_row(conn, &log, row.reader(), &mut placing, &is_asked)?;
         placing.walk(conn, row, &log);
     }
     let next = if page.has_more {
@@ -177,13 +177,13 @@ impl ItemPage {
         &mut self,
         conn: &RowReader<'_>,
         row: &LogRow,
-        user: UserId,
+        reader: PayloadReader,
         placing: &mut Placing,
         is_asked: impl Fn(&PlacedItem) -> bool,
     ) -> Result<(), StoreError> {
         let written = written_items(conn, row, placing)?;
         self.add(written, placing, is_asked, |first, named| {
-            row.some_bodies(conn, user, first, named)
+            row.some_bodies(conn, reader, first, named)
         })
     }
 
@@ -253,12 +253,13 @@ impl Placing {
         })
     }
 
-    /// Hands a row to the tail, unless it was inherited or a rewind took it back.
+    /// Hands a row to the tail, unless it was inherited, a rewind took it back, or a removal its hidden payloads.
     fn walk(&self, conn: &RowReader<'_>, session: &SessionRow, row: &Arc<LogRow>) {
         let rewound = self.rewinds.iter().map(|(_, until)| *until).max();
         let groups = row.known_items().map_or(&[][..], |items| &items.groups);
         let mut items = groups.iter().flat_map(|group| &group.written.items);
-        if row.session == session.pk && items.all(|item| Some(item.seq) > rewound) {
+        let is_whole = row.id > session.erased_log;
+        if is_whole && row.session == session.pk && items.all(|item| Some(item.seq) > rewound) {
             conn.walk(row);
         }
     }
@@ -346,13 +347,13 @@ fn log_of_page(
 pub(super) fn read_items(
     conn: &RowReader<'_>,
     row: &LogRow,
-    user: UserId,
+    reader: PayloadReader,
     placing: &mut Placing,
     is_asked: impl Fn(&PlacedItem) -> bool,
 ) -> Result<Vec<StoredItem>, StoreError> {
     let written = written_items(conn, row, placing)?;
     place_items(written, placing, is_asked, |first, named| {
-        row.some_bodies(conn, user, first, named)
+        row.some_bodies(conn, reader, first, named)
     })
 }
 

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use rusqlite::{Connection, OptionalExtension, Row};
 use statehold_core::digest::{BodyRef, Digest};
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
-use statehold_core::record::{Record, RecordItems};
+use statehold_core::record::{ErasedPayloads, Record, RecordItems};
 use statehold_core::request::RequestOutcome;
 use statehold_core::session::SessionState;
 use uuid::Uuid;
@@ -32,12 +32,42 @@ pub(super) struct SessionRow {
     pub(super) revision: u64,
     pub(super) head: Digest,
     pub(super) last_log: i64,
+    /// The row up to which hidden payloads were removed for the session, whether or not others keep the bytes: that
+    /// of its newest record that removed payloads, or else what a fork inherited. Zero means none.
+    pub(super) erased_log: i64,
+    /// When the session ends, and when its hidden payloads do.
+    pub(super) ends: [Option<i64>; 2],
     pub(super) origin: i64,
     pub(super) origin_seq: u64,
     pub(super) deleted: bool,
 }
 
-const SESSION_COLUMNS: &str = "pk, id, user, revision, head, last_log, origin, origin_seq, deleted";
+/// For whom payloads are read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PayloadReader {
+    user: UserId,
+    /// Rows up to this one show no hidden payloads, also where another session keeps the bytes.
+    erased_log: i64,
+}
+
+impl PayloadReader {
+    /// Sees all that the file has of a user. For checks.
+    pub(super) fn of_file(user: UserId) -> Self {
+        let erased_log = 0;
+        Self { user, erased_log }
+    }
+}
+
+impl SessionRow {
+    /// Reads for the session. Payloads that its removals have taken are gone for it.
+    pub(super) fn reader(&self) -> PayloadReader {
+        let (user, erased_log) = (self.user, self.erased_log);
+        PayloadReader { user, erased_log }
+    }
+}
+
+const SESSION_COLUMNS: &str = "pk, id, user, revision, head, last_log, origin, origin_seq, deleted, \
+     erased_log, expires_at, hidden_expires_at";
 
 /// The row of a session, if there is one.
 pub(super) fn session_row(
@@ -76,12 +106,27 @@ fn one_session(
                         row.get::<_, i64>(6)?,
                         row.get::<_, i64>(7)?,
                         row.get::<_, bool>(8)?,
+                        row.get::<_, i64>(9)?,
+                        [row.get::<_, Option<i64>>(10)?, row.get(11)?],
                     ))
                 })
                 .optional()
         })
         .map_err(corrupt_or_unavailable("the table `session`"))?;
-    let Some((pk, id, user, revision, head, last_log, origin, origin_seq, deleted)) = row else {
+    let Some((
+        pk,
+        id,
+        user,
+        revision,
+        head,
+        last_log,
+        origin,
+        origin_seq,
+        deleted,
+        erased_log,
+        ends,
+    )) = row
+    else {
         return Ok(None);
     };
     let id = SessionId::from_uuid(id);
@@ -98,6 +143,8 @@ fn one_session(
         revision: from_sql(revision),
         head,
         last_log,
+        erased_log,
+        ends,
         origin,
         origin_seq: from_sql(origin_seq),
         deleted,
@@ -127,6 +174,8 @@ pub(super) struct LogRow {
     pub(super) exchanges: Vec<u8>,
     record: Vec<u8>,
     pub(super) bodies: Vec<u8>,
+    /// Which payloads are hidden ones, once somebody asked.
+    hidden: OnceLock<Vec<bool>>,
     /// The items of the record, once they were read.
     pub(super) items: OnceLock<WrittenItems>,
     /// Known if the row was written by this process.
@@ -187,6 +236,7 @@ impl LogRow {
             exchanges: columns.exchanges,
             record: commit.packed_record,
             bodies: columns.bodies.unwrap_or(commit.packed_bodies),
+            hidden: OnceLock::new(),
             items: OnceLock::new(),
             own: Some(OwnRow {
                 hash: commit.record.hash,
@@ -230,6 +280,7 @@ impl LogRow {
             exchanges: row.get(5)?,
             record: row.get(6)?,
             bodies: row.get(7)?,
+            hidden: OnceLock::new(),
             items: OnceLock::new(),
             own: None,
             blobs: Vec::new(),
@@ -323,24 +374,56 @@ impl LogRow {
     pub(super) fn some_bodies(
         &self,
         rows: &RowReader<'_>,
-        user: UserId,
+        reader: PayloadReader,
         first: usize,
         named: &[BodyRef],
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         let stored = codec::unpack_some(&self.bodies, first, named, rows.keys);
-        let opened = self.open(rows, stored, named, |name| rows.blob(self, user, name))?;
+        let stored = self.show(stored, first, reader)?;
+        let opened = self.open(rows, stored, named, |name| {
+            rows.blob(self, reader.user, name)
+        })?;
         Ok(opened.into_iter().map(OpenedBody::bytes).collect())
+    }
+
+    /// Stored payloads as a reader may see them, the first of them at place `first`.
+    fn show(
+        &self,
+        stored: Result<Vec<StoredBody>, CodecError>,
+        first: usize,
+        reader: PayloadReader,
+    ) -> Result<Vec<StoredBody>, StoreError> {
+        let mut stored = stored.map_err(|error| damaged(self.place(), error))?;
+        for (index, body) in (first..).zip(&mut stored) {
+            if self.is_gone(index, reader)? {
+                *body = StoredBody::Erased;
+            }
+        }
+        Ok(stored)
+    }
+
+    /// Whether a removal has taken a payload from a reader, whatever bytes are there.
+    fn is_gone(&self, index: usize, reader: PayloadReader) -> Result<bool, StoreError> {
+        if self.id > reader.erased_log {
+            return Ok(false);
+        }
+        let hidden = if let Some(known) = self.hidden.get() {
+            known
+        } else {
+            let hidden = self.record()?.erased(ErasedPayloads::Hidden);
+            self.hidden.get_or_init(|| hidden)
+        };
+        Ok(hidden.get(index) == Some(&true))
     }
 
     /// Stored payloads with their bytes. `blob` returns no bytes if the key of the blob is gone.
     fn open(
         &self,
         conn: &KeyedConnection<'_>,
-        stored: Result<Vec<StoredBody>, CodecError>,
+        stored: Vec<StoredBody>,
         named: &[BodyRef],
         blob: impl Fn(&BodyRef) -> Result<Option<Vec<u8>>, StoreError>,
     ) -> Result<Vec<OpenedBody>, StoreError> {
-        let stored = stored.map_err(|error| damaged(self.place(), error))?;
         let bodies = stored.into_iter().zip(named);
         bodies
             .map(|(body, name)| match body {
@@ -415,10 +498,10 @@ impl LogRow {
     pub(super) fn bodies(
         &self,
         conn: &KeyedConnection<'_>,
-        user: UserId,
+        reader: PayloadReader,
         record: &Record,
     ) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let opened = self.opened(conn, user, &record.bodies())?;
+        let opened = self.opened(conn, reader, &record.bodies())?;
         Ok(opened.into_iter().map(OpenedBody::bytes).collect())
     }
 
@@ -426,25 +509,29 @@ impl LogRow {
     pub(super) fn opened(
         &self,
         conn: &KeyedConnection<'_>,
-        user: UserId,
+        reader: PayloadReader,
         named: &[BodyRef],
     ) -> Result<Vec<OpenedBody>, StoreError> {
         let stored = codec::unpack_bodies(&self.bodies, named, conn.keys);
-        self.open(conn, stored, named, |name| self.open_blob(conn, user, name))
+        let stored = self.show(stored, 0, reader)?;
+        self.open(conn, stored, named, |name| {
+            self.open_blob(conn, reader.user, name)
+        })
     }
 
     /// One payload of the record, without unpacking the others.
     pub(super) fn body(
         &self,
         conn: &KeyedConnection<'_>,
-        user: UserId,
+        reader: PayloadReader,
         index: usize,
         name: BodyRef,
     ) -> Result<Option<Vec<u8>>, StoreError> {
         let named = [name];
         let stored = codec::unpack_some(&self.bodies, index, &named, conn.keys);
+        let stored = self.show(stored, index, reader)?;
         let opened = self.open(conn, stored, &named, |name| {
-            self.open_blob(conn, user, name)
+            self.open_blob(conn, reader.user, name)
         })?;
         Ok(opened.into_iter().next().and_then(OpenedBody::bytes))
     }
@@ -463,7 +550,7 @@ impl LogRow {
     pub(super) fn packed_body(
         &self,
         conn: &Connection,
-        user: UserId,
+        reader: PayloadReader,
         index: usize,
         name: BodyRef,
     ) -> Result<Option<Vec<u8>>, StoreError> {
@@ -472,26 +559,17 @@ impl LogRow {
         let stored = *stored
             .get(index)
             .ok_or_else(|| damaged(CodecError::Length))?;
-        if codec::is_erased(stored) {
+        if codec::is_erased(stored) || self.is_gone(index, reader)? {
             return Ok(None);
         }
         if codec::is_blob(stored) {
-            return packed_blob(conn, user, &name.digest, &self.place()).map(Some);
+            return packed_blob(conn, reader.user, &name.digest, &self.place()).map(Some);
         }
         let referred = match codec::place_of(stored).map_err(damaged)? {
             Some(place) => Some(self.referred(conn, place)?),
             None => None,
         };
         codec::value_of(referred.as_deref().unwrap_or(stored), name.bytes).map_err(damaged)
-    }
-
-    /// Whether a payload of the record was erased.
-    pub(super) fn is_erased(&self, index: usize) -> Result<bool, StoreError> {
-        let stored = codec::split_bodies(&self.bodies);
-        let stored = stored.map_err(|error| damaged(self.place(), error))?;
-        Ok(stored
-            .get(index)
-            .is_some_and(|stored| codec::is_erased(stored)))
     }
 
     /// A long payload that the tail has, packed.
@@ -814,7 +892,7 @@ pub(super) fn records(
     };
     let rows = read_rows(conn, &session, after, limit, record_bytes)?;
     let stored = rows.into_iter().map(|(row, record)| {
-        let bodies = row.bodies(conn, session.user, &record)?;
+        let bodies = row.bodies(conn, session.reader(), &record)?;
         Ok(StoredRecord { record, bodies })
     });
     stored.collect()
@@ -975,7 +1053,8 @@ pub(super) fn first_damage(conn: &KeyedConnection<'_>, session: &SessionRow) -> 
         let (kind, bodies) = match &follows {
             Ok(record) => (
                 DamageKind::Payload,
-                row.bodies(conn, session.user, record).map(drop),
+                row.bodies(conn, PayloadReader::of_file(session.user), record)
+                    .map(drop),
             ),
             Err(_) => (DamageKind::Record, Ok(())),
         };

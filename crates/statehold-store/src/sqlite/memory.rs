@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 use statehold_core::digest::BodyRef;
-use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::item::PlacedItem;
 use statehold_core::memory::{AgentPath, Memory};
 use statehold_core::name::NameError;
@@ -17,7 +17,7 @@ use statehold_core::time::Timestamp;
 
 use super::fork::ForkPlaces;
 use super::history::{Placing, read_items, written_items};
-use super::log::{self, ExchangeLink, LogRow, SessionRow, Uuid16};
+use super::log::{self, ExchangeLink, LogRow, PayloadReader, SessionRow, Uuid16};
 use super::read::{all, first, open_task_state};
 use super::snapshot::KeyedConnection;
 use super::sql::{damaged, from_sql, id_bytes, to_sql};
@@ -330,7 +330,7 @@ impl MemoryRows for FileRows<'_> {
         read_items(
             self.conn,
             row,
-            self.session.user,
+            self.session.reader(),
             &mut self.placing,
             is_asked,
         )
@@ -348,7 +348,7 @@ impl MemoryRows for FileRows<'_> {
     }
 
     fn state_in(&mut self, row: i64) -> Result<Option<Vec<u8>>, StoreError> {
-        state_in(self.conn, self.session.user, row)
+        state_in(self.conn, self.session.reader(), row)
     }
 }
 
@@ -499,13 +499,13 @@ impl At {
 /// The private state that a row of the log has. None if it was erased.
 pub(super) fn state_in(
     conn: &KeyedConnection<'_>,
-    user: UserId,
+    reader: PayloadReader,
     log: i64,
 ) -> Result<Option<Vec<u8>>, StoreError> {
     let row = log::row(conn, log)?;
     let record = row.record()?;
     let (place, name) = private_state(&row, &record)?;
-    row.body(conn, user, place, name)
+    row.body(conn, reader, place, name)
 }
 
 /// The private state in the record of a row: its place among the payloads, and its name.

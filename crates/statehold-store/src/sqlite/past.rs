@@ -33,7 +33,7 @@ pub(super) fn state(
             page.has_more = true;
             break;
         }
-        if let Some(value) = put.value(conn, row.user)? {
+        if let Some(value) = put.value(conn, row.reader())? {
             let version = *version;
             let value = StateValue { value, version };
             page.values.insert(key.clone(), value);
@@ -58,7 +58,7 @@ pub(super) fn values(
         };
         let bytes = put.bytes();
         let value = if bytes <= bytes_max {
-            put.value(conn, row.user)?
+            put.value(conn, row.reader())?
         } else {
             None
         };

@@ -17,7 +17,7 @@ use statehold_core::task::Task;
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
 
-use super::log::{self, LogRow, SessionRow, Uuid16};
+use super::log::{self, LogRow, PayloadReader, SessionRow, Uuid16};
 use super::memory;
 use super::sealing::{name_lookup, open_text};
 use super::snapshot::{KeyedConnection, Snapshot};
@@ -26,8 +26,8 @@ use super::updates;
 use crate::codec;
 use crate::commit::Answer;
 use crate::port::{
-    ChangedHead, Committed, KeyRange, LiveWork, PageLimit, PageRoom, SessionOrder, SessionQuery,
-    SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, StoreError,
+    ChangedHead, Committed, KeyRange, LiveWork, PageLimit, PageRoom, SessionOrder, SessionPlace,
+    SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, StoreError,
 };
 use crate::seal::SealKeys;
 
@@ -107,14 +107,20 @@ pub(super) fn load(
         return Ok(None);
     };
     let sql = "SELECT tenant, app, agent, closed, last_at, tasks_opened, requests_started,
-               items_appended, deleted, ttl_mode, ttl_ms, expires_at FROM session WHERE pk = ?1";
+               items_appended, deleted, ttl_mode, ttl_ms, expires_at, hidden_ttl_ms, hidden_expires_at
+               FROM session WHERE pk = ?1";
     let head = first(conn, sql, [row.pk], |row| {
         Ok((
             [row.get::<_, String>(0)?, row.get(1)?, row.get(2)?],
             [row.get::<_, bool>(3)?, row.get(8)?],
             [row.get::<_, i64>(4)?, row.get(5)?, row.get(6)?, row.get(7)?],
             row.get::<_, Option<String>>(9)?,
-            [row.get::<_, Option<i64>>(10)?, row.get(11)?],
+            [
+                row.get::<_, Option<i64>>(10)?,
+                row.get(11)?,
+                row.get(12)?,
+                row.get(13)?,
+            ],
         ))
     })?;
     let Some((names, flags, numbers, ttl_mode, life)) = head else {
@@ -128,6 +134,8 @@ pub(super) fn load(
     let place = format!("the row of session {session}");
     state.ttl = time_to_live(ttl_mode.as_deref(), life[0], &place)?;
     state.expires_at = life[1].map(Timestamp::from_micros);
+    state.hidden_ttl_ms = life[2].map(from_sql);
+    state.hidden_expires_at = life[3].map(Timestamp::from_micros);
     state.last_at = Timestamp::from_micros(numbers[0]);
     state.tasks_opened = from_sql(numbers[1]);
     state.requests_started = from_sql(numbers[2]);
@@ -314,7 +322,7 @@ pub(super) fn state_at(
         return Ok(None);
     };
     let put = state_put(conn, &row, key, revision)?;
-    let value = put.map(|put| put.value(conn, row.user)).transpose()?;
+    let value = put.map(|put| put.value(conn, row.reader())).transpose()?;
     Ok(value.flatten())
 }
 
@@ -329,7 +337,7 @@ pub(super) fn packed_state_at(
         return Ok(None);
     };
     let put = state_put(conn, &row, key, revision)?;
-    let value = put.map(|put| put.packed(conn, row.user)).transpose()?;
+    let value = put.map(|put| put.packed(conn, row.reader())).transpose()?;
     Ok(value.flatten())
 }
 
@@ -354,10 +362,10 @@ impl LoggedValue {
     pub(super) fn value(
         &self,
         conn: &KeyedConnection<'_>,
-        user: UserId,
+        reader: PayloadReader,
     ) -> Result<Option<Vec<u8>>, StoreError> {
         match self.record.bodies().get(self.index) {
-            Some(name) => self.row.body(conn, user, self.index, *name),
+            Some(name) => self.row.body(conn, reader, self.index, *name),
             None => Ok(None),
         }
     }
@@ -366,10 +374,10 @@ impl LoggedValue {
     pub(super) fn packed(
         &self,
         conn: &Connection,
-        user: UserId,
+        reader: PayloadReader,
     ) -> Result<Option<Vec<u8>>, StoreError> {
         match self.record.bodies().get(self.index) {
-            Some(name) => self.row.packed_body(conn, user, self.index, *name),
+            Some(name) => self.row.packed_body(conn, reader, self.index, *name),
             None => Ok(None),
         }
     }
@@ -470,7 +478,6 @@ pub(super) struct LoggedState {
     pub(super) log: i64,
     /// The request that wrote it.
     pub(super) request: RequestId,
-    pub(super) is_erased: bool,
 }
 
 /// The private state that a task had at a log row, from the log.
@@ -483,25 +490,18 @@ pub(super) fn task_state_at(
     while at != 0 {
         let row = log::row(conn, at)?;
         let record = row.record()?;
-        let mut index = 0;
         let mut found = None;
         for event in &record.content.events {
             match event {
                 Event::TaskStatePut {
                     task: put, request, ..
-                } if *put == task => found = Some((*request, index)),
+                } if *put == task => found = Some(*request),
                 Event::TaskRenamed { from, to } if *to == task => task = *from,
                 _ => {}
             }
-            index += event.bodies().len();
         }
-        if let Some((request, index)) = found {
-            let is_erased = row.is_erased(index)?;
-            return Ok(Some(LoggedState {
-                log: at,
-                request,
-                is_erased,
-            }));
+        if let Some(request) = found {
+            return Ok(Some(LoggedState { log: at, request }));
         }
         at = row.prev;
     }
@@ -746,10 +746,10 @@ pub(super) fn session(
 pub(super) const SUMMARY_COLUMNS: &str = "session.id, session.pk, session.tenant, session.app, \
     session.user, session.agent, session.name, session.labels, session.status, session.deleted, \
     session.ttl_mode, session.ttl_ms, session.expires_at, session.revision, session.created_at, \
-    session.last_at, session.origin_seq, \
+    session.last_at, session.hidden_ttl_ms, session.hidden_expires_at, session.origin_seq, \
     (SELECT origin.id FROM session AS origin WHERE origin.pk = session.origin)";
 /// The number of `SUMMARY_COLUMNS`.
-pub(super) const SUMMARY_WIDTH: usize = 18;
+pub(super) const SUMMARY_WIDTH: usize = 20;
 
 /// The columns of a session that lists show, before they are understood.
 pub(super) struct SummaryRow {
@@ -762,6 +762,7 @@ pub(super) struct SummaryRow {
     deleted: bool,
     ttl: (Option<String>, Option<i64>),
     expires_at: Option<i64>,
+    hidden: [Option<i64>; 2],
     numbers: [i64; 3],
     /// The last revision of the origin, and the origin of a fork.
     origin: (i64, Option<Uuid>),
@@ -780,9 +781,10 @@ impl SummaryRow {
             ttl: (row.get(10)?, row.get(11)?),
             expires_at: row.get(12)?,
             numbers: [row.get(13)?, row.get(14)?, row.get(15)?],
+            hidden: [row.get(16)?, row.get(17)?],
             origin: (
-                row.get(16)?,
-                row.get::<_, Option<Uuid16>>(17)?.map(|id| id.0),
+                row.get(18)?,
+                row.get::<_, Option<Uuid16>>(19)?.map(|id| id.0),
             ),
         })
     }
@@ -790,6 +792,14 @@ impl SummaryRow {
     /// The session.
     pub(super) fn session(&self) -> SessionId {
         SessionId::from_uuid(self.id)
+    }
+
+    /// Its place in the order of the last change.
+    pub(super) fn list_place(&self) -> SessionPlace {
+        SessionPlace {
+            updated_at: Timestamp::from_micros(self.numbers[2]),
+            number: from_sql(self.pk),
+        }
     }
 
     pub(super) fn into_summary(self, keys: &dyn SealKeys) -> Result<SessionSummary, StoreError> {
@@ -821,6 +831,8 @@ impl SummaryRow {
             deleted: self.deleted,
             ttl: time_to_live(self.ttl.0.as_deref(), self.ttl.1, &place())?,
             expires_at: self.expires_at.map(Timestamp::from_micros),
+            hidden_ttl_ms: self.hidden[0].map(from_sql),
+            hidden_expires_at: self.hidden[1].map(Timestamp::from_micros),
             revision: from_sql(self.numbers[0]),
             created_at: Timestamp::from_micros(self.numbers[1]),
             updated_at: Timestamp::from_micros(self.numbers[2]),

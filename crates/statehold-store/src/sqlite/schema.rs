@@ -18,7 +18,7 @@ const SCHEMA: &str = include_str!("sql/schema.sql");
 
 /// The version of the layout that this build writes, and the only one that it reads: no version is released yet,
 /// so there is nothing to migrate. Raise it with every change of tables, rows or records.
-pub const LAYOUT_VERSION: i32 = 5;
+pub const LAYOUT_VERSION: i32 = 6;
 
 /// What to do with a file of another build.
 const OTHERWISE: &str = "Open it with the build that wrote it, or begin anew with another --data or \

@@ -465,6 +465,8 @@ impl NextSummary {
                 deleted: after.deleted,
                 ttl: after.ttl,
                 expires_at: after.expires_at,
+                hidden_ttl_ms: after.hidden_ttl_ms,
+                hidden_expires_at: after.hidden_expires_at,
                 revision: after.revision,
                 created_at: content.at,
                 updated_at: content.at,

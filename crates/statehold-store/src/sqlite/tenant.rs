@@ -199,13 +199,49 @@ pub(super) fn api_key(from: &Snapshot<'_>, secret: Digest) -> Result<Option<ApiK
     Ok(key.flatten())
 }
 
-pub(super) fn api_keys(from: &Snapshot<'_>, tenant: &Name) -> Result<Vec<ApiKey>, StoreError> {
-    let sql = "SELECT id, body FROM api_key WHERE tenant = ?1 ORDER BY id";
+/// Keys after one, without those that are damaged. Only a page at the end is shorter than the limit.
+pub(super) fn api_keys(
+    from: &Snapshot<'_>,
+    tenant: &Name,
+    after: Option<KeyId>,
+    limit: usize,
+) -> Result<Vec<ApiKey>, StoreError> {
+    let sql = "SELECT id, body FROM api_key WHERE tenant = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
+    let mut place = after.map_or_else(Vec::new, |key| key.as_uuid().as_bytes().to_vec());
     let mut found = Vec::new();
-    for row in all(from, sql, [tenant.as_str()], key_row)? {
-        found.extend(from.sound(row.parse())?);
+    while found.len() < limit {
+        let room = limit - found.len();
+        let key = (tenant.as_str(), &place, to_sql(room as u64));
+        let rows = all(from, sql, key, key_row)?;
+        let is_last = rows.len() < room;
+        for row in rows {
+            found.extend(from.sound(row.parse())?);
+            place = row.id;
+        }
+        if is_last {
+            break;
+        }
     }
     Ok(found)
+}
+
+/// A key by its id. A damaged one is as if it were missing.
+pub(super) fn api_key_of(
+    from: &Snapshot<'_>,
+    tenant: &Name,
+    key: KeyId,
+) -> Result<Option<ApiKey>, StoreError> {
+    let sql = "SELECT id, body FROM api_key WHERE id = ?1 AND tenant = ?2";
+    let key = (key.as_uuid().as_bytes().as_slice(), tenant.as_str());
+    let row = first(from, sql, key, key_row)?;
+    let key = row.map(|row| from.sound(row.parse())).transpose()?;
+    Ok(key.flatten())
+}
+
+pub(super) fn api_key_count(conn: &Connection, tenant: &Name) -> Result<usize, StoreError> {
+    let sql = "SELECT count(*) FROM api_key WHERE tenant = ?1";
+    let count: Option<i64> = first(conn, sql, [tenant.as_str()], |row| row.get(0))?;
+    Ok(count.and_then(|count| count.try_into().ok()).unwrap_or(0))
 }
 
 /// Whether there is a key that is not revoked. A damaged one counts: keys are in use here.

@@ -69,7 +69,7 @@ pub(super) fn sessions(
 ) -> Result<Vec<SessionSummary>, StoreError> {
     let until = until(from)?;
     let mut changed = changed(from, query, until)?;
-    changed.sort_by_key(|summary| Reverse(summary.list_place()));
+    changed.sort_by_key(|row| Reverse(row.list_place()));
     merged(from, query, until, changed.into_iter().peekable())
 }
 
@@ -88,12 +88,13 @@ fn conditions(query: &SessionQuery, table: &str) -> (String, Vec<Value>) {
     (conditions.join(" AND "), values)
 }
 
-/// The sessions that changed after the table was right, in any order. They are few.
+/// The sessions that changed after the table was right, in any order. They are few; the texts of those on a page alone
+/// are opened.
 fn changed(
     from: &Snapshot<'_>,
     query: &SessionQuery,
     until: i64,
-) -> Result<Vec<SessionSummary>, StoreError> {
+) -> Result<Vec<SummaryRow>, StoreError> {
     let (conditions, values) = conditions(query, "session");
     let sql = format!(
         "SELECT {SUMMARY_COLUMNS} FROM session NOT INDEXED
@@ -101,10 +102,18 @@ fn changed(
     );
     let values = std::iter::once(until.into()).chain(values);
     let mut changed = from.list(&sql, params_from_iter(values), usize::MAX, |row| {
-        Ok(SummaryRow::read(row)?.into_summary(from.keys)?)
+        Ok(SummaryRow::read(row)?)
     })?;
-    changed.retain(|summary| query.after.is_none_or(|after| summary.list_place() < after));
+    changed.retain(|row| query.after.is_none_or(|after| row.list_place() < after));
     Ok(changed)
+}
+
+/// A session that changed after the table was right. None if its row is damaged, which is noted.
+fn opened(from: &Snapshot<'_>, row: SummaryRow) -> Result<Option<SessionSummary>, StoreError> {
+    let session = row.session();
+    let damage =
+        |error: StoreError| damaged("a row of the table `session`", error).in_session(session);
+    from.sound(row.into_summary(from.keys).map_err(damage))
 }
 
 /// Merges the sessions of the index with those that changed since, up to one page.
@@ -112,7 +121,7 @@ fn merged(
     from: &Snapshot<'_>,
     query: &SessionQuery,
     until: i64,
-    mut changed: Peekable<impl Iterator<Item = SessionSummary>>,
+    mut changed: Peekable<impl Iterator<Item = SummaryRow>>,
 ) -> Result<Vec<SessionSummary>, StoreError> {
     let by = match (&query.app, &query.user) {
         (_, Some(_)) => "session_update_by_user",
@@ -141,7 +150,7 @@ fn merged(
             while page.len() < query.limit
                 && let Some(newer) = changed.next_if(|changed| changed.list_place() > place)
             {
-                page.push(newer);
+                page.extend(opened(from, newer)?);
             }
             if page.len() < query.limit {
                 page.push(summary);
@@ -156,8 +165,11 @@ fn merged(
             break;
         }
     }
-    let left = query.limit.saturating_sub(page.len());
-    page.extend(changed.take(left));
+    while page.len() < query.limit
+        && let Some(row) = changed.next()
+    {
+        page.extend(opened(from, row)?);
+    }
     Ok(page)
 }
 

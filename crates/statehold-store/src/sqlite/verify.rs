@@ -1,7 +1,8 @@
-//! Verification of a file in use: on a thread and a connection of its own, on one snapshot.
+//! Reading the whole of a file in use, to verify or to copy it: on a thread and a connection of its own, on one
+//! snapshot.
 //!
-//! The snapshot blocks checkpoints of the write-ahead log, so the log grows meanwhile, and
-//! checkpoints wait until the last verification has ended.
+//! The snapshot blocks checkpoints of the write-ahead log, so the log grows meanwhile, and checkpoints wait until the
+//! last reader has ended.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,7 +25,7 @@ use crate::port::StoreError;
 /// SQLite steps between two checks whether the caller still waits.
 const STEPS_BETWEEN_LOOKS: i32 = 10_000;
 
-/// Verifications under way. Dropping this ends them.
+/// Readings of the whole file under way. Dropping this ends them.
 pub(super) struct Verifier {
     path: PathBuf,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -34,7 +35,7 @@ pub(super) struct Verifier {
 struct VerifierState {
     is_closing: AtomicBool,
     running: AtomicUsize,
-    /// Whether a checkpoint was requested during a verification.
+    /// Whether a checkpoint was requested meanwhile.
     wants_folding: AtomicBool,
     folder: Folder,
 }
@@ -80,16 +81,33 @@ impl Verifier {
     }
 
     pub(super) async fn verify(&self, task: VerifyJob) -> Result<CheckReport, StoreError> {
+        self.on_snapshot(move |conn, _| {
+            let extent = Extent {
+                tenant: Some(&task.tenant),
+                expected: task.expected,
+                is_backup: false,
+            };
+            check::check_snapshot(conn, Some(&*task.keys), extent, &mut |_, _| {})
+        })
+        .await
+    }
+
+    /// Reads one snapshot of the whole file, on a thread of its own. Work that does not read through SQL asks whether
+    /// its caller still waits.
+    pub(super) async fn on_snapshot<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Connection, &dyn Fn() -> bool) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let is_abandoned = Arc::new(AtomicBool::new(false));
         let _abandon = Abandon(Arc::clone(&is_abandoned));
         let (reply, answer) = oneshot::channel();
         let (path, shared) = (self.path.clone(), Arc::clone(&self.shared));
         shared.running.fetch_add(1, Ordering::AcqRel);
         let work = move || {
-            let report = run(&path, &shared, is_abandoned, &task);
+            let found = run(&path, &shared, is_abandoned, read);
             shared.end_one();
             // The caller may have gone away.
-            drop(reply.send(report));
+            drop(reply.send(found));
         };
         let thread = std::thread::Builder::new()
             .name("statehold-verifier".to_owned())
@@ -131,28 +149,24 @@ impl Drop for Verifier {
     }
 }
 
-fn run(
+fn run<T>(
     path: &Path,
     shared: &Arc<VerifierState>,
     is_abandoned: Arc<AtomicBool>,
-    task: &VerifyJob,
-) -> Result<CheckReport, StoreError> {
+    read: impl FnOnce(&Connection, &dyn Fn() -> bool) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
     let mut conn = open(path)?;
     let closing = Arc::clone(shared);
     let nobody_waits =
         move || is_abandoned.load(Ordering::Relaxed) || closing.is_closing.load(Ordering::Relaxed);
     let place = corrupt_or_unavailable("the settings");
-    conn.progress_handler(STEPS_BETWEEN_LOOKS, Some(nobody_waits))
+    conn.progress_handler(STEPS_BETWEEN_LOOKS, Some(nobody_waits.clone()))
         .and_then(|()| conn.execute_batch("BEGIN"))
         .map_err(&place)?;
-    // The first read begins the snapshot; the `expected` entry was committed before it.
-    let extent = Extent {
-        tenant: Some(&task.tenant),
-        expected: task.expected,
-    };
-    let report = check::check_snapshot(&conn, Some(&*task.keys), extent, &mut |_, _| {});
+    // The first read begins the snapshot; what the caller knows of was committed before it.
+    let found = read(&conn, &nobody_waits);
     drop(conn.execute_batch("ROLLBACK"));
-    report
+    found
 }
 
 fn open(path: &Path) -> Result<Connection, StoreError> {

@@ -100,7 +100,7 @@ fn write_all(
     };
     append(conn, commit, &mut columns)?;
     let log = columns.id;
-    let pk = write_session(conn, commit, owner, found.as_ref(), log)?;
+    let pk = write_session(conn, commit, owner, found.as_ref(), &columns)?;
     if found.is_none() {
         columns.session = pk;
         run(conn, "UPDATE log SET session = ?1 WHERE id = ?2", (pk, log))?;
@@ -118,14 +118,16 @@ fn write_all(
     chats::write(conn, &commit.record, pk, log)?;
     write_holds(conn, commit, owner, pk)?;
     if let Some(places) = places {
-        fork::copy_task_states(conn, commit, places, pk, owner.user)?;
+        fork::copy_task_states(conn, commit, places, pk)?;
         fork::copy_state(conn, commit, places, pk)?;
     }
     write_state(conn, commit, pk)?;
     if let Some(payloads) = commit.writes.erased {
         // Delete rows beside the log now; `erase` removes the payloads in the log later.
         run(conn, "DELETE FROM task_state WHERE session = ?1", [pk])?;
-        chats::remove(conn, pk)?;
+        if commit.after.closed {
+            chats::remove(conn, pk)?;
+        }
         // Idempotency keys stay taken; the kept answers are erased.
         let id = id_bytes(content.session.as_uuid());
         run(
@@ -318,8 +320,9 @@ fn write_session(
     commit: &Commit,
     owner: &Owner,
     found: Option<&SessionRow>,
-    log: i64,
+    row: &RowColumns,
 ) -> Result<i64, StoreError> {
+    let (log, prev) = (row.id, row.prev);
     let (after, content) = (&commit.after, &commit.record.content);
     if let Some(row) = found {
         let columns = LifeColumns::of(after);
@@ -337,18 +340,27 @@ fn write_session(
             &after.deleted,
             &columns.ttl_mode,
             &columns.ttl_ms,
-            &columns.expires_at,
+            &columns.hidden_ttl_ms,
         ];
         run(
             conn,
             "UPDATE session SET closed = ?2, revision = ?3, head = ?4, last_at = ?5,
              tasks_opened = ?6, requests_started = ?7, items_appended = ?8, last_log = ?9,
-             status = ?10, deleted = ?11, ttl_mode = ?12, ttl_ms = ?13, expires_at = ?14
+             status = ?10, deleted = ?11, ttl_mode = ?12, ttl_ms = ?13,
+             hidden_ttl_ms = ?14
              WHERE pk = ?1",
             &values[..],
         )?;
+        // Apart, because setting a column of an index writes the pages of the index.
+        let ends = [columns.expires_at, columns.hidden_expires_at];
+        if ends != row.ends {
+            run(
+                conn,
+                "UPDATE session SET expires_at = ?2, hidden_expires_at = ?3 WHERE pk = ?1",
+                (row.pk, ends[0], ends[1]),
+            )?;
+        }
         if after.deleted && !row.deleted {
-            // Apart, because setting a column of an index writes the pages of the index.
             run(
                 conn,
                 "UPDATE session SET listed = 0 WHERE pk = ?1",
@@ -361,12 +373,16 @@ fn write_session(
     let name = commit.texts.name.as_ref().and_then(set);
     let labels = commit.texts.labels.as_ref().and_then(set);
     let columns = LifeColumns::of(after);
-    let (origin, origin_seq) = match commit.writes.fork {
-        Some((origin, at)) => (log::session_row(conn, origin)?.map_or(0, |row| row.pk), at),
-        None => (0, 0),
+    let origin = match commit.writes.fork {
+        Some((origin, _)) => log::session_row(conn, origin)?,
+        None => None,
     };
+    // A fork begins without the payloads that were removed from its origin.
+    let erased_log = origin.as_ref().map_or(0, |row| row.erased_log.min(prev));
+    let origin_seq = commit.writes.fork.map_or(0, |(_, at)| at);
+    let origin = origin.map_or(0, |row| row.pk);
     let id = commit.session();
-    let values: [&dyn ToSql; 24] = [
+    let values: [&dyn ToSql; 27] = [
         &id_bytes(id.as_uuid()),
         &owner.tenant.as_str(),
         &owner.app.as_str(),
@@ -391,14 +407,18 @@ fn write_session(
         &columns.ttl_ms,
         &columns.expires_at,
         &is_listed(owner, after),
+        &columns.hidden_ttl_ms,
+        &columns.hidden_expires_at,
+        &erased_log,
     ];
     run(
         conn,
         "INSERT INTO session(id, tenant, app, user, agent, name_lookup, name, labels, closed, revision,
          head, created_at, last_at, tasks_opened, requests_started, items_appended, last_log, origin,
-         origin_seq, status, deleted, ttl_mode, ttl_ms, expires_at, listed)
+         origin_seq, status, deleted, ttl_mode, ttl_ms, expires_at, listed, hidden_ttl_ms,
+         hidden_expires_at, erased_log)
          VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13, ?14, ?15, ?16, ?17,
-         ?18, ?19, ?20, ?21, ?22, ?23, ?24)",
+         ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, ?27)",
         &values[..],
     )?;
     Ok(conn.last_insert_rowid())
@@ -415,6 +435,8 @@ pub(super) struct LifeColumns {
     pub(super) ttl_mode: Option<&'static str>,
     pub(super) ttl_ms: Option<i64>,
     pub(super) expires_at: Option<i64>,
+    pub(super) hidden_ttl_ms: Option<i64>,
+    pub(super) hidden_expires_at: Option<i64>,
 }
 
 impl LifeColumns {
@@ -427,6 +449,8 @@ impl LifeColumns {
             }),
             ttl_ms: state.ttl.map(|ttl| to_sql(ttl.ms)),
             expires_at: state.expires_at.map(Timestamp::as_micros),
+            hidden_ttl_ms: state.hidden_ttl_ms.map(to_sql),
+            hidden_expires_at: state.hidden_expires_at.map(Timestamp::as_micros),
         }
     }
 }

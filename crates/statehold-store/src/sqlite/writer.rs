@@ -10,12 +10,14 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
 use super::fork::ForkPlaces;
 use super::log::RowColumns;
+use super::measures::CommitTimes;
 use super::recent::Recent;
 use super::sql::corrupt_or_unavailable;
 use super::tail::Tail;
@@ -48,6 +50,7 @@ struct Queued {
     commit: Box<Commit>,
     places: Option<ForkPlaces>,
     reply: Reply,
+    begun: Instant,
 }
 
 enum Job {
@@ -69,7 +72,7 @@ impl Writer {
         conn: Connection,
         epoch: String,
         on_stop: OnStop,
-        tail: Arc<Tail>,
+        (tail, times): (Arc<Tail>, Arc<CommitTimes>),
         damage: Arc<DamageLog>,
     ) -> Self {
         let (jobs, mut queue) = mpsc::channel(QUEUE_MAX);
@@ -86,6 +89,7 @@ impl Writer {
             updates_until,
             recent: Recent::default(),
             tail,
+            times,
             damage: Arc::clone(&damage),
             stopped: false,
         };
@@ -111,6 +115,7 @@ impl Writer {
             commit,
             places,
             reply,
+            begun: Instant::now(),
         };
         self.send(Job::Commit(queued)).await?;
         Ok(Box::pin(async {
@@ -215,6 +220,7 @@ struct Group {
     updates_until: Option<i64>,
     recent: Recent,
     tail: Arc<Tail>,
+    times: Arc<CommitTimes>,
     damage: Arc<DamageLog>,
     stopped: bool,
 }
@@ -268,13 +274,21 @@ impl Group {
         };
         let (mut durable, mut answers) = (Vec::new(), Vec::with_capacity(results.len()));
         for (queued, result) in commits.drain(..).zip(results) {
-            let Queued { commit, reply, .. } = queued;
+            let Queued {
+                commit,
+                reply,
+                begun,
+                ..
+            } = queued;
             let revision = commit.record.content.seq;
             let session = commit.session();
             // Noted here, because the caller may have dropped its future.
             let result = result
                 .map_err(|error| error.in_session(session))
                 .inspect_err(|error| self.damage.note(error));
+            if result.is_ok() {
+                self.times.commits.observe(begun.elapsed());
+            }
             let answer = result.map(|columns| durable.push((commit, columns)));
             answers.push((reply, answer.map(|()| revision)));
         }
@@ -359,7 +373,9 @@ impl Group {
         let updates_until = self.order_sessions(newest.unwrap_or(0))?;
         let sessions = commits.iter().map(|queued| queued.commit.session());
         self.tail.begin_group(sessions);
+        let begun = Instant::now();
         self.execute("COMMIT")?;
+        self.times.syncs.observe(begun.elapsed());
         self.updates_until = updates_until;
         Ok(results)
     }

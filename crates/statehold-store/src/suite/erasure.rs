@@ -12,6 +12,7 @@ use statehold_core::ids::SessionId;
 use statehold_core::item::{NewItem, Role, Visibility};
 use statehold_core::record::ErasedPayloads;
 use statehold_core::session::TtlMode;
+use statehold_core::view::View;
 
 use super::HEALTHY;
 use super::driver::{Driver, Refusal, block_on};
@@ -20,7 +21,7 @@ use super::log::{noise, require_chain};
 use super::picture::Picture;
 use super::state::values;
 use super::{history, shared};
-use crate::{ItemQuery, MemoryQuery, PageLimit, Store, StoreError, StoredRecord};
+use crate::{ItemQuery, MemoryQuery, PageLimit, PastItemQuery, Store, StoreError, StoredRecord};
 
 const STEPS_MAX: usize = 10_000;
 
@@ -94,6 +95,7 @@ async fn told(store: &Arc<dyn Store>, n: u64) -> Driver {
             ("user:tongue", r#""seen de""#),
         ]),
         ttl: None,
+        hidden_ttl_ms: None,
     };
     d.ok(&d.client(), create).await;
     let start = StartRequest {
@@ -230,6 +232,324 @@ pub(super) async fn deletion_removes_every_payload_with_name_labels_and_state(
     assert!(tongue.is_some(), "the value of the user stays");
 }
 
+/// A turn that leaves a hidden note and a visible answer, which begin like this.
+async fn whisper(driver: &mut Driver, n: usize) {
+    driver.run("planner", 600_000).await;
+    let at = driver.requests.len();
+    let append = Command::AppendItems {
+        by: driver.fenced(at),
+        items: vec![driver.note(format!("hidden whisper {n}"))],
+        state: StatePatch::default(),
+        task_state: Some(driver.body(format!("hidden state {n}"))),
+    };
+    driver.by_worker(append).await;
+    let mut done = driver.complete(at);
+    if let Command::CompleteRequest { output, .. } = &mut done {
+        *output = driver.output(&format!("seen whisper {n}"));
+    }
+    driver.by_worker(done).await;
+}
+
+fn hidden(texts: &BTreeSet<String>) -> BTreeSet<String> {
+    let hidden = texts.iter().filter(|text| text.starts_with("hidden"));
+    hidden.cloned().collect()
+}
+
+fn shown(texts: &BTreeSet<String>) -> BTreeSet<String> {
+    texts.difference(&hidden(texts)).cloned().collect()
+}
+
+/// The hidden payloads that a session still shows, by any route: records, items of now and of then, the transcript,
+/// memories of the next turn, private states.
+async fn hidden_shown(driver: &Driver) -> BTreeSet<String> {
+    let (store, session) = (&driver.store, driver.session());
+    let mut found = left(driver).await;
+    let (limit, before) = (PageLimit::entries(1_000), None);
+    let mut items = history::all(driver, None).await;
+    let tasks = driver.tasks.iter().chain(driver.state.tasks.keys());
+    for task in tasks {
+        items.extend(history::all(driver, Some(*task)).await);
+        let state = store.task_state(*task).await.expect(HEALTHY);
+        found.extend(state.map(|state| String::from_utf8_lossy(&state).into_owned()));
+    }
+    items.extend(
+        store
+            .transcript(session, before, limit)
+            .await
+            .expect(HEALTHY)
+            .0,
+    );
+    for revision in 1..=driver.state.revision {
+        let query = PastItemQuery {
+            revision,
+            view: View::Trace,
+            before,
+            limit,
+        };
+        items.extend(store.items_at(session, query).await.expect(HEALTHY).0);
+    }
+    for (path, memory) in &*driver.state.memories {
+        let query = MemoryQuery {
+            path: path.clone(),
+            memory: Some(*memory),
+            reader: None,
+            exchanges: 1_000,
+            bytes: 1 << 30,
+        };
+        let page = store.memory(session, query).await.expect(HEALTHY);
+        let states = page.exchanges.iter().map(|exchange| &exchange.task_state);
+        let states = states.chain([&page.task_state]).flatten();
+        found.extend(states.map(|state| String::from_utf8_lossy(state).into_owned()));
+        let exchanges = page.exchanges.into_iter();
+        items.extend(exchanges.flat_map(|exchange| exchange.items));
+    }
+    let bodies = items
+        .iter()
+        .flat_map(|stored| std::iter::once(&stored.body).chain(&stored.attachments))
+        .flatten();
+    found.extend(bodies.map(|body| String::from_utf8_lossy(body).into_owned()));
+    hidden(&found)
+}
+
+pub(super) async fn hidden_payloads_of_a_session_that_goes_on_are_removed_again_and_again(
+    store: Arc<dyn Store>,
+) {
+    let mut driver = told(&store, 1).await;
+    let other = told(&store, 2).await;
+    driver.keep_hidden_for(5_000).await;
+    for n in 0..3 {
+        whisper(&mut driver, n).await;
+        let before = left(&driver).await;
+        assert!(before.contains(&format!("hidden whisper {n}")));
+        driver.erase_hidden().await;
+        let task = *driver.tasks.last().expect("it has tasks");
+        assert_eq!(store.task_state(task).await.expect(HEALTHY), None);
+        // More is said before the payloads are gone.
+        whisper(&mut driver, n + 10).await;
+        erase(&store, 2).await;
+        let after = left(&driver).await;
+        let fresh = [
+            format!("hidden whisper {}", n + 10),
+            format!("hidden state {}", n + 10),
+        ];
+        assert_eq!(hidden(&after), BTreeSet::from(fresh));
+        let is_seen = |text: &&String| !text.starts_with("hidden");
+        assert!(
+            before
+                .iter()
+                .filter(is_seen)
+                .all(|text| after.contains(text))
+        );
+        require_records(&driver).await;
+    }
+    assert_eq!(left(&other).await, ever(&other), "another session has all");
+}
+
+pub(super) async fn an_erasure_goes_back_to_the_one_before_it_and_no_further(
+    store: Arc<dyn Store>,
+) {
+    let mut driver = told(&store, 1).await;
+    driver.keep_hidden_for(5_000).await;
+    for n in 0..40 {
+        whisper(&mut driver, n).await;
+    }
+    driver.erase_hidden().await;
+    erase(&store, 1).await;
+    whisper(&mut driver, 40).await;
+    driver.erase_hidden().await;
+    let steps = erase(&store, 1).await;
+    assert!(steps <= 6, "{steps} steps for four records");
+    assert_eq!(hidden(&left(&driver).await), texts(&[]));
+    // One that is not finished is finished by the next.
+    for n in 41..61 {
+        whisper(&mut driver, n).await;
+    }
+    driver.erase_hidden().await;
+    for _ in 0..3 {
+        let is_more = store.erase_some(PageLimit::entries(1)).await;
+        is_more.expect(HEALTHY);
+    }
+    whisper(&mut driver, 61).await;
+    driver.erase_hidden().await;
+    erase(&store, 1).await;
+    assert_eq!(hidden(&left(&driver).await), texts(&[]));
+    require_records(&driver).await;
+}
+
+pub(super) async fn hidden_payloads_go_when_no_session_that_shares_them_needs_them(
+    store: Arc<dyn Store>,
+) {
+    for (n, is_origin_deleted) in [(10, false), (20, true)] {
+        let mut driver = told(&store, n).await;
+        driver.keep_hidden_for(5_000).await;
+        let mut fork = driver.fork(n + 1, driver.state.revision).await;
+        let mut second = fork.fork(n + 2, 5).await;
+        whisper(&mut fork, 1).await;
+        whisper(&mut driver, 2).await;
+        driver.erase_hidden().await;
+        assert_eq!(hidden_shown(&driver).await, texts(&[]), "at once");
+        if is_origin_deleted {
+            driver.delete_session().await;
+        }
+        erase(&store, 2).await;
+        assert_eq!(
+            left(&fork).await,
+            ever(&fork),
+            "the fork needs what it shares"
+        );
+        fork.erase_hidden().await;
+        assert_eq!(hidden_shown(&fork).await, texts(&[]), "at once");
+        erase(&store, 2).await;
+        assert_eq!(
+            left(&second).await,
+            ever(&second),
+            "the second needs its part"
+        );
+        assert!(!hidden_shown(&second).await.is_empty());
+        for driver in [&driver, &fork] {
+            assert_eq!(hidden_shown(driver).await, texts(&[]), "and no other");
+        }
+        second.keep_hidden_for(5_000).await;
+        second.erase_hidden().await;
+        erase(&store, 2).await;
+        for driver in [&driver, &fork, &second] {
+            assert_eq!(hidden(&left(driver).await), texts(&[]));
+            require_records(driver).await;
+        }
+        let shown = left(&fork).await;
+        assert!(shown.contains("seen question") && shown.contains("seen whisper 1"));
+    }
+}
+
+pub(super) async fn hidden_payloads_that_a_fork_removed_stay_with_its_origin(
+    store: Arc<dyn Store>,
+) {
+    let driver = told(&store, 1).await;
+    let mut fork = driver.fork(2, driver.state.revision).await;
+    let before = Picture::of(&*store, &[&driver]).await;
+    whisper(&mut fork, 1).await;
+    fork.keep_hidden_for(5_000).await;
+    fork.erase_hidden().await;
+    for _ in 0..2 {
+        assert_eq!(hidden_shown(&fork).await, texts(&[]));
+        assert_eq!(left(&driver).await, ever(&driver));
+        let after = Picture::of(&*store, &[&driver]).await;
+        assert!(after.same_sessions(&before), "the origin has all of it");
+        erase(&store, 1).await;
+    }
+    whisper(&mut fork, 2).await;
+    let own = texts(&["hidden whisper 2", "hidden state 2"]);
+    assert_eq!(
+        hidden_shown(&fork).await,
+        own,
+        "and what it says from now on"
+    );
+    require_records(&fork).await;
+}
+
+pub(super) async fn a_fork_begins_without_what_was_removed_from_its_origin(store: Arc<dyn Store>) {
+    for (n, is_expired) in [(10, false), (20, true)] {
+        let mut driver = told(&store, n).await;
+        whisper(&mut driver, 1).await;
+        let until = driver.state.revision;
+        // It needs the bytes, so they stay.
+        let mut first = driver.fork(n + 1, until).await;
+        if is_expired {
+            driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
+            driver.expire().await;
+        } else {
+            driver.keep_hidden_for(5_000).await;
+            driver.erase_hidden().await;
+        }
+        let mut forks = Vec::new();
+        for (n, at) in (n + 2..).zip([3, 8, until, driver.state.revision]) {
+            forks.push(driver.fork(n, at).await);
+        }
+        forks.push(forks[2].fork(n + 6, 8).await);
+        forks.push(forks[3].fork(n + 7, forks[3].state.revision).await);
+        for fork in &mut forks {
+            assert_eq!(hidden_shown(fork).await, texts(&[]));
+            whisper(fork, 3).await;
+            let own = texts(&["hidden whisper 3", "hidden state 3"]);
+            assert_eq!(hidden_shown(fork).await, own);
+            require_records(fork).await;
+        }
+        erase(&store, 1).await;
+        assert_eq!(left(&first).await, ever(&first), "it keeps all of it");
+        first.delete_session().await;
+        erase(&store, 1).await;
+        for fork in &mut forks {
+            let own = texts(&["hidden whisper 3", "hidden state 3"]);
+            assert_eq!(hidden_shown(fork).await, own);
+            fork.keep_hidden_for(5_000).await;
+            fork.erase_hidden().await;
+            assert_eq!(hidden_shown(fork).await, texts(&[]));
+        }
+        erase(&store, 1).await;
+        require_records(&driver).await;
+    }
+}
+
+pub(super) async fn a_fork_keeps_what_its_origin_removes_after_it_and_no_more(
+    store: Arc<dyn Store>,
+) {
+    for (n, is_early_first) in [(10, true), (20, false)] {
+        let mut driver = told(&store, n).await;
+        driver.keep_hidden_for(5_000).await;
+        let mut early = driver.fork(n + 1, driver.state.revision).await;
+        driver.erase_hidden().await;
+        whisper(&mut driver, 1).await;
+        let mut late = driver.fork(n + 2, driver.state.revision).await;
+        whisper(&mut driver, 2).await;
+        driver.erase_hidden().await;
+        let of_late = texts(&["hidden whisper 1", "hidden state 1"]);
+        for _ in 0..2 {
+            assert_eq!(hidden_shown(&driver).await, texts(&[]));
+            assert_eq!(hidden_shown(&late).await, of_late);
+            assert_eq!(left(&early).await, ever(&early));
+            erase(&store, 1).await;
+        }
+        if is_early_first {
+            early.delete_session().await;
+            erase(&store, 1).await;
+            assert_eq!(hidden_shown(&late).await, of_late);
+            late.erase_hidden().await;
+        } else {
+            late.erase_hidden().await;
+            erase(&store, 1).await;
+            assert_eq!(left(&early).await, ever(&early));
+            early.erase_hidden().await;
+        }
+        erase(&store, 1).await;
+        for driver in [&driver, &early, &late] {
+            assert_eq!(hidden_shown(driver).await, texts(&[]));
+            require_records(driver).await;
+        }
+        driver.delete_session().await;
+        late.delete_session().await;
+        erase(&store, 1).await;
+        assert_eq!(left(&driver).await.is_empty(), is_early_first);
+    }
+}
+
+pub(super) async fn a_session_without_its_hidden_payloads_can_be_deleted(store: Arc<dyn Store>) {
+    let mut driver = told(&store, 1).await;
+    driver.keep_hidden_for(5_000).await;
+    driver.erase_hidden().await;
+    whisper(&mut driver, 1).await;
+    let mut fork = driver.fork(2, driver.state.revision).await;
+    driver.delete_session().await;
+    erase(&store, 2).await;
+    assert!(
+        left(&fork).await.contains("hidden whisper 1"),
+        "it is shared"
+    );
+    fork.delete_session().await;
+    erase(&store, 2).await;
+    assert_eq!(left(&driver).await, texts(&[]));
+    assert_eq!(left(&fork).await, texts(&[]));
+}
+
 pub(super) async fn an_expired_session_can_be_deleted(store: Arc<dyn Store>) {
     for (n, is_erased_between) in [(1, true), (2, false)] {
         let mut driver = told(&store, n).await;
@@ -313,7 +633,8 @@ pub(super) async fn a_living_fork_keeps_the_payloads_that_it_shares(store: Arc<d
     let after = Picture::of(&*store, &[&fork]).await;
     assert!(after.same_sessions(&before), "the fork has all of it");
     assert_eq!(left(&fork).await, ever(&fork));
-    assert_eq!(left(&driver).await, ever(&driver.at(at)), "nothing more");
+    let shared = shown(&ever(&driver.at(at)));
+    assert_eq!(left(&driver).await, shared, "nothing more");
     fork.delete_session().await;
     erase(&store, 100).await;
     assert_eq!(left(&fork).await, texts(&[]));
@@ -332,8 +653,8 @@ pub(super) async fn a_deleted_fork_leaves_its_origin_alone(store: Arc<dyn Store>
     let after = Picture::of(&*store, &[&driver]).await;
     assert!(after.same_sessions(&before), "the origin has all of it");
     assert_eq!(left(&driver).await, ever(&driver));
-    let own: BTreeSet<String> = ever(&driver.at(4));
-    assert_eq!(left(&fork).await, own, "what is left is the origin's");
+    let shared = shown(&ever(&driver.at(4)));
+    assert_eq!(left(&fork).await, shared, "what is left is the origin's");
 }
 
 pub(super) async fn a_fork_of_a_fork_keeps_what_both_origins_removed(store: Arc<dyn Store>) {
@@ -402,9 +723,9 @@ pub(super) async fn a_fork_has_nothing_that_was_removed_before(store: Arc<dyn St
     );
     let third = driver.fork(4, 3).await;
     assert_eq!(
-        state(third.tasks[0]).await.as_deref(),
-        Some(&b"hidden one"[..]),
-        "the first fork has kept it"
+        state(third.tasks[0]).await,
+        None,
+        "although the first fork has kept it"
     );
     let last = driver.fork(5, driver.state.revision).await;
     assert_eq!(left(&last).await, left(&driver).await);
@@ -647,11 +968,15 @@ pub(super) async fn a_fork_between_an_answer_and_its_passing_on_keeps_what_it_sh
 
 pub(super) async fn no_reader_finds_a_shared_payload_that_was_removed(store: Arc<dyn Store>) {
     const READERS: usize = 64;
-    for (n, is_deleted) in [(1, false), (2, true)] {
+    for (n, is_deleted, is_forked) in [(1, false, false), (2, true, false), (3, false, true)] {
         let mut driver = Driver::begin(&store, n).await;
         let answers = SHARED_BYTES.map(noise);
         for answer in &answers {
             pass_on(&mut driver, answer).await;
+        }
+        if is_forked {
+            // It needs the bytes, so they stay.
+            driver.fork(n + 1, driver.state.revision).await;
         }
         driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
         let (of, is_removed) = (driver.session(), AtomicBool::new(false));

@@ -56,6 +56,7 @@ pub(super) async fn a_patch_changes_what_it_names_and_nothing_else(store: Arc<dy
         labels: Some(labels),
         name: None,
         ttl: None,
+        hidden_ttl_ms: None,
     };
     driver.ok(&driver.client(), patch).await;
     let second = summary(&driver).await;
@@ -70,6 +71,7 @@ pub(super) async fn a_patch_changes_what_it_names_and_nothing_else(store: Arc<dy
         labels: Some(labels),
         name: Some(Change::Set(name)),
         ttl: Some(Change::Set(ttl)),
+        hidden_ttl_ms: None,
     };
     driver.ok(&driver.client(), patch).await;
     let expected = SessionSummary {
@@ -228,6 +230,39 @@ pub(super) async fn sessions_are_due_when_their_life_ends(store: Arc<dyn Store>)
     drivers[2].delete_session().await;
     let found = store.due(the_end(), None, 10).await.expect(HEALTHY).due;
     assert_eq!(found, expected[2..], "what is over is not due");
+}
+
+pub(super) async fn sessions_are_due_when_the_life_of_their_hidden_payloads_ends(
+    store: Arc<dyn Store>,
+) {
+    let mut driver = Driver::begin(&store, 1).await;
+    let due = async |driver: &Driver| {
+        let found = store.due(the_end(), None, 10).await.expect(HEALTHY).due;
+        let found = found.into_iter().find(|due| due.kind == DueKind::Hidden);
+        let at = found.map(|due| due.at);
+        let summary = summary(driver).await;
+        assert_eq!(summary.hidden_expires_at, at);
+        assert_eq!(summary.hidden_ttl_ms, driver.state.hidden_ttl_ms);
+        let loaded = store.load(driver.session()).await.expect(HEALTHY);
+        assert_eq!(loaded.as_ref(), Some(&driver.state));
+        at
+    };
+    assert_eq!(due(&driver).await, None, "no limit");
+    driver.keep_hidden_for(5_000).await;
+    assert_eq!(due(&driver).await, Some(driver.now.plus_ms(5_000)));
+    driver.later(2);
+    driver.run("planner", 600_000).await;
+    assert_eq!(due(&driver).await, None, "a live request may need them");
+    let done = driver.complete(1);
+    driver.by_worker(done).await;
+    assert_eq!(due(&driver).await, Some(driver.now.plus_ms(5_000)));
+    driver.erase_hidden().await;
+    assert_eq!(due(&driver).await, None, "they are gone");
+    driver.turn("planner").await;
+    assert_eq!(due(&driver).await, Some(driver.now.plus_ms(5_000)));
+    driver.live_for(Some((TtlMode::Fixed, 5_000))).await;
+    driver.expire().await;
+    assert_eq!(due(&driver).await, None, "nothing is left");
 }
 
 pub(super) async fn an_expired_session_is_listed_and_a_deleted_one_is_not(store: Arc<dyn Store>) {

@@ -122,6 +122,7 @@ pub(super) async fn a_listed_session_says_what_it_is(store: Arc<dyn Store>) {
         labels: Some(driver.body(r#"{"team":"red"}"#)),
         state: StatePatch::default(),
         ttl: None,
+        hidden_ttl_ms: None,
     };
     driver.ok(&driver.client(), create).await;
     let created_at = driver.now;
@@ -137,6 +138,8 @@ pub(super) async fn a_listed_session_says_what_it_is(store: Arc<dyn Store>) {
         deleted: false,
         ttl: None,
         expires_at: None,
+        hidden_ttl_ms: None,
+        hidden_expires_at: None,
         revision: 2,
         created_at,
         updated_at: driver.now,

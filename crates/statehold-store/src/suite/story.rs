@@ -54,6 +54,7 @@ pub const STEPS: &[Step] = &[
             labels: Some(d.body(r#"{"team":"red"}"#)),
             state,
             ttl: None,
+            hidden_ttl_ms: None,
         };
         (d.client(), create)
     }),

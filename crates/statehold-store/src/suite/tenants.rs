@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use statehold_core::digest::Digest;
+use statehold_core::ids::KeyId;
 use statehold_core::principal::Principal;
 use statehold_core::session::STATE_KEEPER;
 use statehold_core::tenant::{TenantEvent, TenantHead, TenantRecord};
@@ -275,8 +276,8 @@ pub(super) async fn of_many_entries_after_one_head_one_is_taken(store: Arc<dyn S
         assert_eq!(count, 1, "round {round}");
     }
     assert_eq!(stream(&store, "north").await.len(), 5);
-    let keys = store.api_keys(name("north")).await.expect(HEALTHY);
-    assert_eq!(keys.len(), 5, "a refused entry leaves no key");
+    let count = store.api_key_count(name("north")).await.expect(HEALTHY);
+    assert_eq!(count, 5, "a refused entry leaves no key");
 }
 
 pub(super) async fn keys_are_found_by_their_digest(store: Arc<dyn Store>) {
@@ -302,8 +303,23 @@ pub(super) async fn keys_are_found_by_their_digest(store: Arc<dyn Store>) {
     }
     let stranger = store.api_key(Digest::sha256(b"a guess")).await;
     assert_eq!(stranger.expect(HEALTHY), None);
-    let of = async |tenant: &str| store.api_keys(name(tenant)).await.expect(HEALTHY);
+    let page = async |tenant: &str, after: Option<KeyId>, limit| {
+        let page = store.api_keys(name(tenant), after, limit);
+        page.await.expect(HEALTHY)
+    };
+    let of = async |tenant: &str| page(tenant, None, 10).await;
     assert_eq!(of("north").await, keys[..2], "oldest first");
+    assert_eq!(page("north", None, 1).await, keys[..1]);
+    assert_eq!(page("north", Some(keys[0].id), 1).await, keys[1..2]);
+    assert_eq!(page("north", Some(keys[1].id), 1).await, []);
+    for (tenant, key, expected) in [("north", 0, true), ("south", 0, false), ("south", 2, true)] {
+        let found = store.api_key_of(name(tenant), keys[key].id).await;
+        assert_eq!(found.expect(HEALTHY).is_some(), expected, "{tenant} {key}");
+    }
+    for (tenant, count) in [("north", 2), ("south", 1), ("west", 0)] {
+        let found = store.api_key_count(name(tenant)).await.expect(HEALTHY);
+        assert_eq!(found, count, "{tenant}");
+    }
     assert_eq!(of("south").await, keys[2..]);
     assert_eq!(of("west").await, []);
     for key in &mut keys {

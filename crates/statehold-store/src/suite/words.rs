@@ -29,6 +29,7 @@ impl Driver {
             labels: None,
             state: StatePatch::default(),
             ttl: None,
+            hidden_ttl_ms: None,
         }
     }
 
@@ -40,6 +41,7 @@ impl Driver {
             labels: None,
             state: StatePatch::default(),
             ttl: Some(TimeToLive { mode, ms }),
+            hidden_ttl_ms: None,
         }
     }
 
@@ -54,6 +56,7 @@ impl Driver {
             labels: None,
             name: Some(name),
             ttl: None,
+            hidden_ttl_ms: None,
         };
         self.send(&self.client(), patch).await
     }
@@ -67,8 +70,28 @@ impl Driver {
             labels: None,
             name: None,
             ttl: Some(ttl),
+            hidden_ttl_ms: None,
         };
         self.ok(&self.client(), patch).await
+    }
+
+    /// Has the session keep its hidden payloads for so long, as the client.
+    pub async fn keep_hidden_for(&mut self, ms: u64) -> u64 {
+        let patch = Command::PatchSession {
+            labels: None,
+            name: None,
+            ttl: None,
+            hidden_ttl_ms: Some(Change::Set(ms)),
+        };
+        self.ok(&self.client(), patch).await
+    }
+
+    /// Waits until the life of the hidden payloads is over, and lets the server notice it.
+    pub async fn erase_hidden(&mut self) -> u64 {
+        let deadline = self.state.hidden_expires_at.expect("they have a limit");
+        self.now = self.now.max(deadline);
+        let server = system(&self.owner);
+        self.ok(&server, Command::EraseHidden).await
     }
 
     /// Waits until the life of the session is over, and lets the server notice it.

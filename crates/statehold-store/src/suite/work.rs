@@ -11,7 +11,7 @@ use statehold_core::session::TtlMode;
 use super::HEALTHY;
 use super::driver::Driver;
 use super::fixture::{name, owner, owner_of, seconds, session, system, the_end};
-use crate::{Due, DueKind, Store};
+use crate::{AgentQueue, Due, DueKind, Store, WorkTotals};
 
 async fn claimable(
     store: &Arc<dyn Store>,
@@ -160,6 +160,69 @@ pub(super) async fn only_queued_requests_of_the_agent_are_claimable(store: Arc<d
     driver.ok(&driver.client(), close).await;
     assert_eq!(claimable(&store, "north", "writer").await, []);
     assert_eq!(claimable(&store, "south", "planner").await.len(), 1);
+}
+
+pub(super) async fn open_holds_and_queued_requests_are_counted(store: Arc<dyn Store>) {
+    let totals = async |tenant: &str, agents| {
+        let found = store.work_totals(name(tenant), agents);
+        found.await.expect(HEALTHY)
+    };
+    assert_eq!(totals("north", 10).await, WorkTotals::default(), "nothing");
+    let mut first = Driver::begin(&store, 1).await;
+    let mut second = Driver::begin_for(&store, owner_of("north", "shop", 2), 2).await;
+    let mut other = Driver::begin_for(&store, owner_of("south", "shop", 1), 3).await;
+    first.now = seconds(9);
+    first.run("planner", 600_000).await;
+    let asks = [first.question(1, None), first.question(1, None)];
+    for ask in asks {
+        first.by_worker(ask).await;
+    }
+    other.queue("planner").await;
+    for (second_of, driver) in [(20, &mut second), (30, &mut first)] {
+        driver.now = seconds(second_of);
+        driver.queue("planner").await;
+    }
+    second.queue("writer").await;
+    let queue = |agent: &str, requests, oldest| AgentQueue {
+        agent: name(agent),
+        requests,
+        oldest: Some(oldest),
+    };
+    let expected = WorkTotals {
+        open_holds: 2,
+        oldest_hold: first.holds.iter().copied().min(),
+        queues: vec![
+            queue("planner", 2, second.requests[0]),
+            queue("writer", 1, second.requests[1]),
+        ],
+    };
+    assert_eq!(totals("north", 10).await, expected);
+    assert_eq!(
+        totals("north", 1).await.queues,
+        expected.queues[..1],
+        "one agent"
+    );
+    let theirs = WorkTotals {
+        queues: vec![queue("planner", 1, other.requests[0])],
+        ..WorkTotals::default()
+    };
+    assert_eq!(totals("south", 10).await, theirs);
+    let request = first.requests[0];
+    let cancel = Command::CancelRequest { request };
+    first.ok(&first.client(), cancel).await;
+    let claim = Command::ClaimRequest {
+        request: second.requests[0],
+        ttl_ms: 5_000,
+    };
+    second.by_worker(claim).await;
+    let rest = WorkTotals {
+        queues: vec![
+            queue("planner", 1, first.requests[1]),
+            queue("writer", 1, second.requests[1]),
+        ],
+        ..WorkTotals::default()
+    };
+    assert_eq!(totals("north", 10).await, rest, "decided and claimed");
 }
 
 /// What is due at a second of the suite, with the second it was due.

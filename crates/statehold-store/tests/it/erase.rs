@@ -25,6 +25,7 @@ async fn tell(store: &Arc<dyn Store>, n: u64, word: &str) -> Driver {
         labels: Some(driver.body(format!("{{\"{word}\":1}}"))),
         state: driver.set(&[("topic", &format!("\"{word} value\""))]),
         ttl: None,
+        hidden_ttl_ms: None,
     };
     driver.ok(&driver.client(), create).await;
     driver.run("planner", 600_000).await;
@@ -89,6 +90,61 @@ fn what_was_removed_is_in_no_byte_of_the_files() {
     assert_eq!(report.problems, []);
     // Notes, private states, values and names, the first ones too, and the two of the expired one.
     assert_eq!(report.erased, (4 * TURNS + 4) + 2 * TURNS);
+}
+
+/// Lets a session say a hidden note with this word, and begin to count how long it keeps that.
+async fn say(driver: &mut Driver, word: &str) {
+    driver.run("planner", 600_000).await;
+    let n = driver.requests.len();
+    let note = driver.note(format!("{word} note"));
+    let append = driver.append(n, vec![note]);
+    driver.by_worker(append).await;
+    let done = driver.complete(n);
+    driver.by_worker(done).await;
+}
+
+#[test]
+fn hidden_bytes_stay_on_disk_as_long_as_a_session_needs_them_and_no_longer() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let sqlite = SqliteStore::open(directory.path(), SqliteOptions::default());
+    let sqlite = Arc::new(sqlite.expect("the store opens"));
+    let store: Arc<dyn Store> = Arc::<SqliteStore>::clone(&sqlite);
+    // A copy has no pages that only wait to be written over.
+    let are_there = async |words: [&str; 2]| {
+        let limit = PageLimit::entries(2);
+        while store.erase_some(limit).await.expect("the store erases") {}
+        let beside = tempfile::tempdir().expect("a directory");
+        let copy = beside.path().join("copy");
+        sqlite.backup(copy.clone()).await.expect("a copy");
+        let bytes = std::fs::read(&copy).expect("it can be read");
+        words.map(|word| {
+            let mut windows = bytes.windows(word.len());
+            windows.any(|found| found == word.as_bytes())
+        })
+    };
+    let words = ["quixotic note", "zephyr note"];
+    block_on(async {
+        let mut driver = Driver::begin(&store, 1).await;
+        driver.keep_hidden_for(5_000).await;
+        say(&mut driver, "quixotic").await;
+        let mut early = driver.fork(2, driver.state.revision).await;
+        driver.erase_hidden().await;
+        assert_eq!(are_there(words).await, [true, false]);
+        say(&mut driver, "zephyr").await;
+        // It begins without the first word.
+        let mut late = driver.fork(3, driver.state.revision).await;
+        driver.erase_hidden().await;
+        assert_eq!(are_there(words).await, [true, true]);
+        early.erase_hidden().await;
+        assert_eq!(are_there(words).await, [false, true]);
+        // One more that begins without any keeps nothing.
+        driver.fork(4, driver.state.revision - 1).await;
+        late.delete_session().await;
+        assert_eq!(are_there(words).await, [false, false]);
+    });
+    drop((store, sqlite));
+    let report = SqliteStore::check(directory.path(), &mut |_, _| {});
+    assert_eq!(report.expect("the file opens").problems, []);
 }
 
 #[test]
@@ -166,7 +222,11 @@ fn remove_shared(bytes: u32) {
         let before = before.expect("the store answers");
         let has = |body: &&Option<Vec<u8>>| body.as_deref() == Some(&*shared("zephyr"));
         let read = before.iter().flat_map(|stored| &stored.bodies);
-        assert_eq!(read.filter(has).count(), 2, "the note, and the answer");
+        assert_eq!(
+            read.filter(has).count(),
+            1,
+            "the answer; the note is gone at once"
+        );
     });
     drop(store);
     assert_eq!(count(directory.path(), "zephyr"), 1, "stored once");

@@ -41,7 +41,7 @@ fn multiply(directory: &Path, at: &str) {
     let conn = Connection::open(directory.join(FILE_NAME)).expect("it opens");
     let columns = "tenant, app, user, agent, labels, status, closed, deleted, ttl_mode, ttl_ms, expires_at,
                    revision, head, created_at, tasks_opened, requests_started, items_appended, last_log,
-                   origin, origin_seq";
+                   erased_log, origin, origin_seq";
     // Sessions that no list shows lie between those that it shows, and in front of them.
     let sql = format!(
         "WITH RECURSIVE number(n) AS (SELECT 1000 UNION ALL SELECT n + 1 FROM number WHERE n < 1000 + {SESSIONS})

@@ -1,5 +1,6 @@
 //! Kills writers and looks for what they acknowledged: `crash [--cycles N] [--seed S]`. With
-//! `--server STATEHOLD` it kills the server and not the store alone.
+//! `--server STATEHOLD` it kills the server and not the store alone; with `--keep DIR` it goes on behind the last hundred
+//! kills of an earlier run in that directory.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -39,7 +40,9 @@ fn harness(args: &[String]) -> anyhow::Result<()> {
         let program = args
             .get(at + 1)
             .map_or_else(|| beside("statehold"), |path| Ok(path.into()))?;
-        let options = HttpCrashOptions::new(&program, &beside("http_client")?, cycles, seed);
+        let mut options = HttpCrashOptions::new(&program, &beside("http_client")?, cycles, seed);
+        let keep = args.iter().position(|arg| arg == "--keep");
+        options.keep = keep.and_then(|at| args.get(at + 1)).map(Into::into);
         return http_crash::run(&options).map(drop);
     }
     let plan = Plan {

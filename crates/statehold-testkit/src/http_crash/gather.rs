@@ -38,6 +38,11 @@ pub(super) async fn gather(data: &Path, entries: &[Entry]) -> Result<Found> {
     Ok(found)
 }
 
+/// The counter that all sessions share.
+pub(super) async fn shared_count(data: &Path) -> Result<u64> {
+    read_count(&mut Link::new(data)).await
+}
+
 async fn read_count(link: &mut Link) -> Result<u64> {
     let shared = ok(&link.get("/v1/state/app/crash").await?)?;
     // In the routes of one scope the prefix may be left out.

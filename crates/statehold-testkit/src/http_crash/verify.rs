@@ -6,6 +6,7 @@ mod chain;
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 #[cfg(test)]
@@ -53,7 +54,7 @@ pub struct Found {
 }
 
 /// What a comparison covered.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Covered {
     /// Calls that were acknowledged.
     pub acknowledged: usize,

@@ -10,6 +10,7 @@ use serde_json::json;
 use statehold_fakes::chat::{self, word};
 use statehold_fakes::conversations::Conversations;
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked, send};
+use tokio::sync::Semaphore;
 
 use crate::stage::{Ask, Stage};
 
@@ -141,6 +142,9 @@ fn config(at: &str) -> String {
     config
 }
 
+/// One answer that is too large at a time: those of one user share their memory.
+static LARGE_ANSWERS: Semaphore = Semaphore::const_new(1);
+
 /// One agent does one thing wrong, and then all is well.
 async fn meet(
     stage: Arc<Stage>,
@@ -164,7 +168,12 @@ async fn meet(
         stream,
         key: None,
     };
+    let large = match code {
+        Some("agent_too_large") => Some(LARGE_ANSWERS.acquire().await?),
+        _ => None,
+    };
     let told = ask.send(stage.address()).await?;
+    drop(large);
     // A stream that has begun tells of the failure itself; one that has not has its status.
     let is_right = match (code, told.status) {
         (None, status) => status == 200,

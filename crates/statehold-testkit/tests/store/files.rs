@@ -127,8 +127,8 @@ fn what_somebody_added_or_took_away_is_refused() {
             "layout 1, which an earlier version writes",
         ),
         (
-            "PRAGMA user_version = 6",
-            "layout 6, which a newer version writes",
+            "PRAGMA user_version = 7",
+            "layout 7, which a newer version writes",
         ),
         ("PRAGMA user_version = 2147483647", "layout 2147483647"),
         ("PRAGMA user_version = -1", "layout"),

@@ -1,6 +1,7 @@
 //! `statehold approvals`: list holds and decide them.
 
 mod arguments;
+mod card;
 mod confirm;
 mod decide;
 mod edit;

@@ -7,6 +7,7 @@ use std::io::{BufRead, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
+use super::for_terminal;
 use crate::exit::Failure;
 
 /// Whether there is a person to ask: standard input is a terminal, and this is not CI.
@@ -31,7 +32,7 @@ pub(super) fn require_person(yes: bool, what: &str) -> Result<(), Failure> {
 /// Asks for one line. `None` at the end of input.
 pub(super) fn ask_line(question: &str) -> anyhow::Result<Option<String>> {
     let mut out = anstream::stderr().lock();
-    write!(out, "{question}")?;
+    write!(out, "{}", for_terminal(question))?;
     out.flush()?;
     drop(out);
     let mut answer = String::new();

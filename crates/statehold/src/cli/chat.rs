@@ -306,11 +306,11 @@ impl ChatConversation<'_> {
 
     async fn print_tree(&self) -> anyhow::Result<()> {
         let tree = SessionTree::load(self.client, &self.session).await?;
-        for line in tree.lines(
-            None,
-            TreeExtent::Everything,
-            &self.output.times.at_present(),
-        ) {
+        let output = CliOutput {
+            times: self.output.times.at_present(),
+            ..self.output.clone()
+        };
+        for line in tree.lines(None, TreeExtent::Everything, &output) {
             self.output.line(&line)?;
         }
         Ok(())

@@ -4,13 +4,17 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
+use statehold_agents::spec::AgentBook;
+use statehold_server::ReloadMistake;
 
 use super::CONFIG_HELP;
-use super::output::{CliOutput, TableCell, TextTable, TextTone};
+use super::output::{CliOutput, TableCell, TextTable, TextTone, plural};
 use super::printable;
 use super::serve::{log_filter, push_guard};
-use crate::config::{ConfigEnvironment, SourcedValue, ValueSource, declare_agents, layers};
-use crate::exit::Exit;
+use crate::config::{
+    CheckedLayers, ConfigEnvironment, SourcedValue, ValueSource, declare_agents, layers,
+};
+use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -50,37 +54,69 @@ impl ConfigFileArgs {
 
     fn validate(&self, output: &CliOutput) -> anyhow::Result<Exit> {
         let environment = ConfigEnvironment::of_process();
-        let (config, values) = layers(&environment, self.config.as_deref())?.finish()?;
-        push_guard(&config)?;
-        log_filter(&config.log)?;
-        let mistakes = match declare_agents(&config, &values, &environment) {
-            Ok(declared) => {
-                let book = declared.book;
-                if output.json {
-                    output.json(&json!({ "valid": true, "mistakes": [] }))?;
-                } else {
-                    let [agents, models, servers] = [
-                        (book.agents.len(), "agents"),
-                        (book.models.len(), "models"),
-                        (book.tool_servers.len(), "tool servers"),
-                    ]
-                    .map(|(count, what)| format!("{count} {what}"));
-                    output.line(&format!("✓ no mistakes; {agents}, {models}, {servers}"))?;
-                }
+        let CheckedLayers {
+            config,
+            explained,
+            mut mistakes,
+        } = layers(&environment, self.config.as_deref())?.check();
+        for (key, checked) in [
+            (
+                "push.allow",
+                push_guard(&config).map(drop).map_err(Into::into),
+            ),
+            ("log.level", log_filter(&config.log).map(drop)),
+        ] {
+            mistakes.extend(checked.err().map(|error| mistake(key, &error)));
+        }
+        let declared = declare_agents(&config, &explained, &environment);
+        let mistakes = match declared {
+            Ok(declared) if mistakes.is_empty() => {
+                print_valid(&declared.book, output)?;
                 return Ok(Exit::Done);
             }
-            Err(mistakes) => mistakes.0,
+            Ok(_) => mistakes,
+            Err(others) => others.after(mistakes).0,
         };
         if output.json {
             output.json(&json!({ "valid": false, "mistakes": mistakes }))?;
         } else {
             for mistake in &mistakes {
-                let (message, hint) = (printable(&mistake.message), printable(&mistake.hint));
-                output.line(&format!("✗ {message}\n  {hint}"))?;
+                output.prose(&format!("✗ {}", printable(&mistake.message)))?;
+                for line in printable(&mistake.hint).lines() {
+                    output.prose(&format!("  {line}"))?;
+                }
             }
+            let count = mistakes.len();
+            output.note(&plural(count, "mistake"));
         }
         Ok(Exit::Usage)
     }
+}
+
+/// A failure to read one setting, as a mistake.
+fn mistake(key: &str, error: &anyhow::Error) -> ReloadMistake {
+    let failure = error.downcast_ref::<Failure>();
+    let hint = failure.and_then(|failure| failure.hint.clone());
+    ReloadMistake {
+        key: key.to_owned(),
+        message: error.to_string(),
+        hint: hint.unwrap_or_default(),
+    }
+}
+
+fn print_valid(book: &AgentBook, output: &CliOutput) -> anyhow::Result<()> {
+    if output.json {
+        return output
+            .json(&json!({ "valid": true, "mistakes": [] }))
+            .map(drop);
+    }
+    let [agents, models, servers] = [
+        (book.agents.len(), "agent"),
+        (book.models.len(), "model"),
+        (book.tool_servers.len(), "tool server"),
+    ]
+    .map(|(count, what)| plural(count, what));
+    output.line(&format!("✓ no mistakes; {agents}, {models}, {servers}"))
 }
 
 fn table(values: &[SourcedValue]) -> TextTable {

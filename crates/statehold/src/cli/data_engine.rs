@@ -20,7 +20,13 @@ pub(super) async fn with_data<T>(
         data: PathBuf::from(data),
         ..StoreConfig::default()
     };
-    let parts = wire::on_disk(&config, None, wire::clock(None), Policies::default()).await?;
+    let parts = wire::on_disk(
+        &config,
+        None,
+        wire::clock(None),
+        (Policies::default(), None),
+    )
+    .await?;
     let tenant: Name = "default".parse().context("the tenant has a name")?;
     let worked = work(parts.engine.clone(), Caller::local(tenant)).await;
     parts.engine.shut_down().await;

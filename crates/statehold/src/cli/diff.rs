@@ -97,7 +97,8 @@ fn joined(first: &Value, second: &Value) -> Value {
 pub(super) fn table(diff: &Value, output: &CliOutput) -> TextTable {
     let mut table = TextTable::new(&[
         "KEY", "BEFORE", "AFTER", "WRITES", "REVISION", "AT", "BY", "REQUEST",
-    ]);
+    ])
+    .spare(&["WRITES", "REQUEST", "REVISION"]);
     for change in elements(diff, "changes") {
         table.row(vec![
             TableCell::of(&change["key"]).tone(TextTone::Strong),
@@ -107,7 +108,7 @@ pub(super) fn table(diff: &Value, output: &CliOutput) -> TextTable {
             TableCell::new(change["revision"].to_string()),
             output.time(&change["at"]),
             TableCell::of(&change["by"]),
-            TableCell::of(&change["request_id"]),
+            TableCell::id(&change["request_id"]),
         ]);
     }
     table

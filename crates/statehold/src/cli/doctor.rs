@@ -12,11 +12,15 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::globals::GlobalArgs;
-use super::output::{CliOutput, TextTone};
+use super::hints::{fitted, typed};
+use super::output::{CliOutput, TextTone, plural, wrapped};
 use super::printable::cell;
 use super::{CONFIG_HELP, block_on};
 use crate::config::{ConfigEnvironment, layers};
 use crate::exit::Exit;
+
+/// The columns before the text of a finding: its mark and the name of the check.
+const INDENT: usize = 15;
 
 #[derive(Debug, Args)]
 pub(super) struct DoctorArgs {
@@ -83,9 +87,16 @@ impl DoctorArgs {
         if let Some(data) = &self.data {
             config.store.data.clone_from(data);
         }
-        let mut findings = data::findings(&config.store.data);
-        findings.extend(disk::findings(&config.store.data));
-        findings.extend(block_on(network::findings(&config, globals, output))??);
+        let mut findings = Vec::new();
+        // A server that was named may be on another machine: what is here says nothing about it.
+        let is_named = globals.named_url().is_some();
+        let looks_here = !is_named || self.data.is_some() || self.config.is_some();
+        if looks_here {
+            findings.extend(data::findings(&config.store.data));
+            findings.extend(disk::findings(&config.store.data));
+        }
+        let asked = network::findings(&config, looks_here, globals, output);
+        findings.extend(block_on(asked)??);
         report(&findings, output)
     }
 }
@@ -111,13 +122,27 @@ fn report(findings: &[DoctorFinding], output: &CliOutput) -> anyhow::Result<Exit
                 FindingLevel::Bad => ("✗", TextTone::Bad),
             };
             let mark = tone.paint(mark);
-            let message = cell(&finding.message);
-            output.line(&format!("{mark} {:<12} {message}", finding.check))?;
-            if let Some(hint) = &finding.hint {
-                output.line(&format!("  {:<12} {}", "", cell(hint)))?;
+            let columns = output.fit().unwrap_or(usize::MAX);
+            let room = columns.saturating_sub(INDENT).max(1);
+            let message = wrapped(&cell(&finding.message), room);
+            for (at, line) in message.iter().enumerate() {
+                let (mark, check) = if at == 0 {
+                    (mark.as_str(), finding.check)
+                } else {
+                    (" ", "")
+                };
+                output.line(&format!("{mark} {check:<12} {line}"))?;
+            }
+            let hint = finding.hint.as_deref().map(cell).unwrap_or_default();
+            for line in fitted(&typed(&hint), room) {
+                output.line(&format!("{:INDENT$}{line}", ""))?;
             }
         }
-        output.note(&format!("{problems} problems, {warnings} warnings"));
+        output.note(&format!(
+            "{}, {}",
+            plural(problems, "problem"),
+            plural(warnings, "warning")
+        ));
     }
     Ok(if problems == 0 {
         Exit::Done

@@ -7,7 +7,9 @@ use std::time::Duration;
 use anstream::ColorChoice;
 use clap::{Args, ValueEnum};
 
+use super::hints::quoted;
 use super::output::{CliOutput, terminal_columns};
+use super::printable::cell;
 use super::times::{TimeFormat, TimeStyle};
 use crate::client::{Client, ServerAddress};
 use crate::config::secret;
@@ -78,7 +80,7 @@ impl GlobalArgs {
         let style = if self.utc {
             TimeStyle::Utc
         } else if self.iso || !is_terminal {
-            // Relative times such as "2m" lose their meaning in a file.
+            // Relative times such as "2 min" lose their meaning in a file.
             TimeStyle::Iso
         } else {
             TimeStyle::Relative
@@ -99,6 +101,24 @@ impl GlobalArgs {
     /// The server named by the flag or the environment.
     pub(super) fn named_url(&self) -> Option<String> {
         self.url.clone().or_else(|| variable("STATEHOLD_URL"))
+    }
+
+    /// The options of the command line that name the server and the key, as hints repeat them, each with a space
+    /// behind it. A key is never repeated.
+    pub(super) fn server_options(&self) -> String {
+        let file = self.token_file.as_ref().map(|file| file.to_string_lossy());
+        let named = [
+            ("--url", self.url.as_deref()),
+            ("--token-file", file.as_deref()),
+        ];
+        let mut options = String::new();
+        for (name, value) in named {
+            if let Some(value) = value {
+                let option = format!("{name} {} ", quoted(&cell(value)));
+                options.push_str(&option);
+            }
+        }
+        options
     }
 
     pub(super) fn token(&self, output: &CliOutput) -> anyhow::Result<Option<String>> {

@@ -57,8 +57,28 @@ pub(super) struct HoldInfo {
     pub(super) decision: Option<DecisionInfo>,
     pub(super) execution_key: Option<String>,
     pub(super) evidence: Option<Value>,
+    /// The end of the conversation, for people who may decide the hold.
+    pub(super) excerpt: Option<ExcerptInfo>,
     #[serde(default)]
     pub(super) created_at: String,
+}
+
+/// The last visible messages of the conversation when the hold was opened.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct ExcerptInfo {
+    pub(super) messages: Vec<MessageInfo>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct MessageInfo {
+    pub(super) role: String,
+    pub(super) name: Option<String>,
+    #[serde(default)]
+    pub(super) text: String,
+    #[serde(default)]
+    pub(super) is_cut: bool,
+    #[serde(default)]
+    pub(super) attachments: u64,
 }
 
 fn one() -> u64 {
@@ -116,6 +136,49 @@ impl HoldInfo {
         })
     }
 
+    /// The risk and the effect of the action, in words.
+    pub(super) fn risk_words(&self) -> String {
+        let action = self.action.as_ref();
+        let risk = match action.and_then(|action| action.risk.as_deref()) {
+            Some("high") => "HIGH RISK",
+            Some(risk) => risk,
+            None => "not known",
+        };
+        match action.and_then(|action| action.effect.as_deref()) {
+            Some("destructive") => format!("{risk}, destructive: it cannot be undone"),
+            Some(effect) => format!("{risk}, effect: {effect}"),
+            None => risk.to_owned(),
+        }
+    }
+
+    /// The user of the session and its app, if this key may know.
+    pub(super) fn for_whom(&self) -> Option<String> {
+        let user = self.user.as_deref()?;
+        Some(match self.app.as_deref() {
+            Some(app) => format!("{user} in {app}"),
+            None => user.to_owned(),
+        })
+    }
+
+    /// When the hold expires, and the effect of that.
+    pub(super) fn until(&self, times: &TimeFormat) -> String {
+        let Some(at) = &self.expires_at else {
+            return "never".to_owned();
+        };
+        let then = match self.on_expiry.as_deref() {
+            Some("dismiss") => "then the request is cancelled",
+            Some("fail") => "then the request fails",
+            Some("reject") => "then it is rejected",
+            _ => "then it expires",
+        };
+        let soon = if self.expires_soon(times) {
+            ", soon"
+        } else {
+            ""
+        };
+        format!("{}{soon}; {then}", times.show(at))
+    }
+
     /// Whether an answer is plain text.
     pub(super) fn takes_text(&self) -> bool {
         let schema = self.response_schema.as_ref();
@@ -154,7 +217,7 @@ impl HoldInfo {
             && left.is_some_and(|left| left < SOON_SECONDS)
     }
 
-    /// The decision, its author and its time: `approved by local 14s ago`.
+    /// The decision, its author and its time: `approved by local 14 s ago`.
     pub(super) fn outcome(&self, times: &TimeFormat) -> String {
         match &self.decision {
             Some(decision) => format!(
@@ -259,9 +322,9 @@ mod tests {
         let style = TimeStyle::Relative;
         let times = TimeFormat { style, now };
         let soon = hold(&json!({ "expires_at": "2026-08-06T12:04:00Z" }));
-        assert_eq!(soon.expires(&times).as_deref(), Some("in 4m, soon"));
+        assert_eq!(soon.expires(&times).as_deref(), Some("in 4 min, soon"));
         let later = hold(&json!({ "expires_at": "2026-08-06T12:57:00Z" }));
-        assert_eq!(later.expires(&times).as_deref(), Some("in 57m"));
+        assert_eq!(later.expires(&times).as_deref(), Some("in 57 min"));
         assert_eq!(hold(&json!({})).expires(&times), None);
     }
 

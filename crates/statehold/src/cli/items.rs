@@ -4,7 +4,7 @@ use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
 use super::answers::text;
-use super::output::{CliOutput, TableCell, TextTone, wrapped};
+use super::output::{CliOutput, TableCell, TextTable, TextTone, wrapped};
 use super::printable::{cell, excerpt, printable};
 
 /// The longest excerpt of arguments and results.
@@ -37,9 +37,17 @@ fn speaker(message: &Value) -> String {
     let kind = message["kind"].as_str().filter(|kind| *kind != "message");
     let role = message["role"].as_str();
     let what = kind.or(role).unwrap_or("message");
+    // The text of a call has the name of its tool.
+    let name = message["name"]
+        .as_str()
+        .filter(|_| kind != Some("tool_call"));
+    let what = match name {
+        Some(name) => format!("{what} {name}"),
+        None => what.to_owned(),
+    };
     match message["agent"].as_str() {
         Some(agent) if role != Some("user") => format!("{agent} ({what})"),
-        Some(_) | None => what.to_owned(),
+        Some(_) | None => what,
     }
 }
 
@@ -73,6 +81,48 @@ pub(super) fn for_pipes(about: &str, item: &Value, output: &CliOutput) -> Vec<Ta
     ]
 }
 
+/// Why requests failed, for readers of traces.
+pub(super) fn print_failures(failures: &[Value], output: &CliOutput) -> anyhow::Result<()> {
+    for failed in failures {
+        let alias = cell(text(failed, "alias"));
+        let error = failure_text(&failed["error"]);
+        if !output.is_terminal {
+            let mut table = TextTable::new(&[]);
+            table.row(vec![
+                TableCell::new("failure"),
+                TableCell::of(&failed["request_id"]),
+                TableCell::new(output.times.show(text(failed, "at"))),
+                TableCell::new(error),
+            ]);
+            output.table(&table)?;
+            continue;
+        }
+        let when = output.times.ago(text(failed, "at"));
+        let heading = format!("{alias} failed {}", cell(&when));
+        output.line(&format!("\n{}", TextTone::Bad.paint(&heading)))?;
+        for line in printable(&error).lines() {
+            for line in wrapped(line, output.columns.saturating_sub(2)) {
+                output.line(&format!("  {line}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The error of a request in words.
+fn failure_text(error: &Value) -> String {
+    let code = error["code"].as_str();
+    match (error, error["message"].as_str()) {
+        (Value::Null, _) => "its error is erased, or too long to show here".to_owned(),
+        (Value::String(error), _) => error.clone(),
+        (_, Some(message)) => match code {
+            Some(code) => format!("{message} ({code})"),
+            None => message.to_owned(),
+        },
+        (error, None) => error.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -103,8 +153,8 @@ mod tests {
                 "→ ok",
             ),
             (
-                json!({ "kind": "note", "agent": "u", "data": [1] }),
-                "u (note)",
+                json!({ "kind": "note", "agent": "u", "name": "route", "data": [1] }),
+                "u (note route)",
                 "[1]",
             ),
         ] {

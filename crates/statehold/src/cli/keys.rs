@@ -1,11 +1,13 @@
 //! `statehold keys`: the key ring of an installation.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::Value;
 use statehold_engine::api::key_ring;
+use statehold_store::key_ring::KeyRing;
 
 use super::answers::elements;
 use super::block_on;
@@ -33,6 +35,19 @@ enum KeysCommand {
     Rotate,
 }
 
+/// A new ring would hide that the old one is lost.
+fn require_ring(data: &Path) -> anyhow::Result<()> {
+    if !data.join(KeyRing::NAME).is_file() {
+        bail!(
+            "there is no key ring in {}; put a copy of `{}` back, or start the server to begin a new one without \
+             what the old one sealed",
+            data.display(),
+            KeyRing::NAME
+        );
+    }
+    Ok(())
+}
+
 impl KeysArgs {
     pub(super) fn run(self, globals: &GlobalArgs, output: &CliOutput) -> anyhow::Result<Exit> {
         let command = self.command;
@@ -47,6 +62,7 @@ impl KeysArgs {
             }
             Some(data) => {
                 require_data(data)?;
+                require_ring(data)?;
                 block_on(with_data(data, async |engine, caller| {
                     let ring = match command {
                         KeysCommand::List => key_ring::list(&engine, &caller)?,

@@ -1,16 +1,21 @@
 //! Prints results: tables for people, tab-separated text for pipes, JSON for programs.
 //!
 //! Results go to standard output and everything else to standard error. Text reaches a table
-//! through [`TableCell`], which escapes it.
+//! through [`TableCell`], which escapes it. On a terminal, notes fit its columns, and commands in them can be
+//! typed as they are.
 
 use std::io::Write;
 
+use rustix::termios::Winsize;
 use serde::Serialize;
 use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::printable::{cell, json_text};
+use super::hints::{fitted, typed};
+use super::printable::json_text;
 use super::times::TimeFormat;
+
+pub(super) use super::table::{TableCell, TextTable, padding};
 use crate::exit::{Exit, LostReader};
 
 /// The width of a terminal that does not say its own.
@@ -57,35 +62,77 @@ impl CliOutput {
         TableCell::optional(at.as_str().map(|at| times.show(at)))
     }
 
+    /// The columns to fit texts to; none in a pipe.
+    pub(super) fn fit(&self) -> Option<usize> {
+        self.is_terminal.then_some(self.columns)
+    }
+
     pub(super) fn table(&self, table: &TextTable) -> anyhow::Result<()> {
-        write(&table.render(self.is_terminal, self.headers), "")
+        write(&table.render(self.fit(), self.headers), "")
     }
 
     /// Prints a note on standard error, unless `--quiet` is set.
     pub(super) fn note(&self, text: &str) {
         if !self.quiet {
+            let text = typed(text);
+            let text =
+                error_columns().map_or(text.clone(), |columns| fitted(&text, columns).join("\n"));
             // A closed terminal is no reason to fail.
             drop(writeln!(anstream::stderr(), "{text}"));
         }
     }
+
+    /// Prints prose to standard output: on a terminal, its words wrap and its commands can be typed.
+    pub(super) fn prose(&self, text: &str) -> anyhow::Result<()> {
+        let text = typed(text);
+        match self.fit() {
+            Some(columns) => self.line(&fitted(&text, columns).join("\n")),
+            None => self.line(&text),
+        }
+    }
+}
+
+/// The columns of the terminal that errors and notes go to. None if it is no terminal.
+pub(super) fn error_columns() -> Option<usize> {
+    let errors = std::io::stderr();
+    let size = rustix::termios::tcgetwinsize(errors).ok();
+    size.map(within_reason)
 }
 
 /// The columns of the terminal, within what reads well; 80 if there is none.
 pub(super) fn terminal_columns() -> usize {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
-    let columns = size.map_or(0, |size| usize::from(size.ws_col));
-    if columns == 0 {
-        return COLUMNS;
-    }
-    columns.clamp(COLUMNS / 2, COLUMNS * 3 / 2)
+    size.map_or(COLUMNS, within_reason)
 }
 
-/// Breaks a line so that it fits, between words where it can.
+/// The columns of a terminal, within what reads well.
+fn within_reason(size: Winsize) -> usize {
+    match usize::from(size.ws_col) {
+        0 => COLUMNS,
+        columns => columns.clamp(COLUMNS / 2, COLUMNS * 3 / 2),
+    }
+}
+
+/// The columns that a text takes. Colours take none.
+pub(super) fn visible_width(text: &str) -> usize {
+    if text.contains('\u{1b}') {
+        anstream::adapter::strip_str(text).to_string().width()
+    } else {
+        text.width()
+    }
+}
+
+/// Breaks a line so that it fits, between words where it can. Colours take no columns.
 pub(super) fn wrapped(line: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
     let mut lines = Vec::new();
     let (mut begin, mut blank, mut width) = (0, None, 0);
+    let mut is_colour = false;
     for (at, c) in line.char_indices() {
+        if c == '\u{1b}' || is_colour {
+            is_colour = c != 'm';
+            continue;
+        }
         let own = c.width().unwrap_or(0);
         if width + own > columns && at > begin {
             if c == ' ' {
@@ -97,7 +144,7 @@ pub(super) fn wrapped(line: &str, columns: usize) -> Vec<String> {
             lines.push(line[begin..end].to_owned());
             begin = if blank.is_some() { end + 1 } else { end };
             blank = None;
-            width = line[begin..at].width();
+            width = visible_width(&line[begin..at]);
         }
         if c == ' ' {
             blank = Some(at);
@@ -106,6 +153,12 @@ pub(super) fn wrapped(line: &str, columns: usize) -> Vec<String> {
     }
     lines.push(line[begin..].to_owned());
     lines
+}
+
+/// A number of things: `1 key`, `2 keys`.
+pub(super) fn plural(count: usize, what: &str) -> String {
+    let end = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{end}")
 }
 
 /// Writes to standard output at once.
@@ -153,154 +206,9 @@ impl TextTone {
     }
 }
 
-/// One cell of a table.
-#[derive(Debug, Clone)]
-pub(super) struct TableCell {
-    text: String,
-    tone: TextTone,
-}
-
-impl TableCell {
-    pub(super) fn new(text: impl AsRef<str>) -> Self {
-        Self {
-            text: cell(text.as_ref()),
-            tone: TextTone::Plain,
-        }
-    }
-
-    /// A cell with text that is already escaped.
-    pub(super) fn shown(text: String) -> Self {
-        let tone = TextTone::Plain;
-        Self { text, tone }
-    }
-
-    /// A cell for an optional value.
-    pub(super) fn optional(text: Option<impl AsRef<str>>) -> Self {
-        text.map_or_else(|| Self::new("-"), Self::new)
-    }
-
-    /// A cell for a text in an answer.
-    pub(super) fn of(value: &Value) -> Self {
-        Self::optional(value.as_str())
-    }
-
-    pub(super) fn status(status: &str) -> Self {
-        Self::new(status).tone(TextTone::of_status(status))
-    }
-
-    pub(super) fn tone(self, tone: TextTone) -> Self {
-        Self { tone, ..self }
-    }
-}
-
-/// Rows below a header line.
-#[derive(Debug)]
-pub(super) struct TextTable {
-    headers: &'static [&'static str],
-    rows: Vec<Vec<TableCell>>,
-}
-
-impl TextTable {
-    pub(super) fn new(headers: &'static [&'static str]) -> Self {
-        Self {
-            headers,
-            rows: Vec::new(),
-        }
-    }
-
-    /// One row per fact: its name and its value.
-    pub(super) fn facts(facts: Vec<(&str, TableCell)>, names: TextTone) -> Self {
-        let rows = facts
-            .into_iter()
-            .map(|(name, value)| vec![TableCell::new(name).tone(names), value]);
-        Self {
-            headers: &[],
-            rows: rows.collect(),
-        }
-    }
-
-    pub(super) fn row(&mut self, cells: Vec<TableCell>) {
-        self.rows.push(cells);
-    }
-
-    pub(super) fn render(&self, is_terminal: bool, has_headers: bool) -> String {
-        let header: Vec<TableCell> = self
-            .headers
-            .iter()
-            .map(|name| TableCell::new(name).tone(TextTone::Strong))
-            .collect();
-        let header = Some(header).filter(|header| has_headers && !header.is_empty());
-        let rows: Vec<&Vec<TableCell>> = header.iter().chain(&self.rows).collect();
-        let widths = widths(&rows);
-        let mut text = String::new();
-        for row in rows {
-            if is_terminal {
-                text.push_str(&align(row, &widths));
-            } else {
-                let cells: Vec<&str> = row.iter().map(|cell| cell.text.as_str()).collect();
-                text.push_str(&cells.join("\t"));
-            }
-            text.push('\n');
-        }
-        text
-    }
-}
-
-/// The spaces that fill a text up to `columns` of a terminal.
-pub(super) fn padding(text: &str, columns: usize) -> String {
-    " ".repeat(columns.saturating_sub(text.width()))
-}
-
-fn widths(rows: &[&Vec<TableCell>]) -> Vec<usize> {
-    let mut widths = Vec::new();
-    for row in rows {
-        for (index, cell) in row.iter().enumerate() {
-            let width = cell.text.width();
-            match widths.get_mut(index) {
-                None => widths.push(width),
-                Some(widest) => *widest = width.max(*widest),
-            }
-        }
-    }
-    widths
-}
-
-fn align(row: &[TableCell], widths: &[usize]) -> String {
-    let mut line = String::new();
-    for (index, cell) in row.iter().enumerate() {
-        line.push_str(&cell.tone.paint(&cell.text));
-        if index + 1 < row.len() {
-            line.push_str(&padding(&cell.text, widths[index] + 2));
-        }
-    }
-    line
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn table() -> TextTable {
-        let mut table = TextTable::new(&["NAME", "STATUS"]);
-        table.row(vec![
-            TableCell::new("größer"),
-            TableCell::new("paused").tone(TextTone::Warning),
-        ]);
-        table.row(vec![
-            TableCell::optional(None::<&str>),
-            TableCell::new("a\tb\nc"),
-        ]);
-        table
-    }
-
-    #[test]
-    fn a_terminal_gets_columns_and_colour() {
-        assert_eq!(
-            table().render(true, true),
-            "\u{1b}[1mNAME\u{1b}[0m    \u{1b}[1mSTATUS\u{1b}[0m\ngrößer  \u{1b}[33mpaused\u{1b}[0m\n\
-             -       a\\tb\\nc\n"
-        );
-    }
 
     #[test]
     fn a_long_line_is_broken_between_words_and_a_long_word_anywhere() {
@@ -314,29 +222,5 @@ mod tests {
         ] {
             assert_eq!(wrapped(line, columns), expected, "{line}");
         }
-    }
-
-    #[test]
-    fn wide_letters_take_two_columns_and_marks_none() {
-        let mut table = TextTable::new(&[]);
-        for text in ["日本", "abcd", "e\u{301}"] {
-            table.row(vec![TableCell::new(text), TableCell::new("|")]);
-        }
-        assert_eq!(
-            table.render(true, false),
-            "日本  |\nabcd  |\ne\u{301}     |\n"
-        );
-    }
-
-    #[test]
-    fn a_pipe_gets_tabs_and_nothing_can_add_a_column_or_a_row() {
-        assert_eq!(
-            table().render(false, true),
-            "NAME\tSTATUS\ngrößer\tpaused\n-\ta\\tb\\nc\n"
-        );
-        assert_eq!(
-            table().render(false, false),
-            "größer\tpaused\n-\ta\\tb\\nc\n"
-        );
     }
 }

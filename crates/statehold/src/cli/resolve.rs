@@ -172,6 +172,15 @@ pub(super) fn qualified_alias(session: &str, alias: &str) -> String {
     }
 }
 
+/// A name for a hold that means this one later too, as long as it can be typed: `a1b2c3/R8.h1`.
+pub(super) fn exact_name(session: &str, alias: &str) -> String {
+    let short = short(session);
+    match short.split_once('…') {
+        Some((_, end)) => format!("{end}/{alias}"),
+        None => format!("{short}/{alias}"),
+    }
+}
+
 /// A parsed name to search for.
 #[derive(Debug)]
 enum IdQuery {
@@ -211,6 +220,15 @@ async fn find_candidates(
 ) -> Result<Vec<IdCandidate>, Failure> {
     let may_be = |kind: IdKind| kinds.contains(&kind) && wanted.may_be(kind);
     if let Some(typed) = within {
+        // Holds are listed at once; a part of a session's id is looked for in all sessions.
+        if kinds == [IdKind::Hold]
+            && let Some(part) = IdPart::parse(typed)
+        {
+            let found = holds_in(client, &part, wanted).await?;
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
         let found = match session(client, typed).await {
             Ok(session) => find_in_session(client, &session, wanted, kinds).await,
             Err(failure) => Err(failure),
@@ -218,13 +236,8 @@ async fn find_candidates(
         return match found {
             // A key may see holds without seeing sessions: then match the session id of the holds.
             Err(failure) if failure.exit == Exit::NotAllowed && may_be(IdKind::Hold) => {
-                let holds = visible_holds(client).await?;
                 let part = IdPart::parse(typed).ok_or(failure)?;
-                let meant = holds.iter().filter(|hold| {
-                    part.matches(IdKind::Session, text(hold, "session_id"))
-                        && wanted.is(IdKind::Hold, text(hold, "id"), text(hold, "alias"))
-                });
-                Ok(meant.map(hold_candidate).collect())
+                holds_in(client, &part, wanted).await
             }
             found => found,
         };
@@ -332,6 +345,20 @@ fn visit_tree(tasks: &[Value], look: &mut impl FnMut(IdKind, &Value, String)) {
     }
 }
 
+/// The holds with a name in the sessions whose id has a part.
+async fn holds_in(
+    client: &Client,
+    session: &IdPart,
+    wanted: &IdQuery,
+) -> Result<Vec<IdCandidate>, Failure> {
+    let holds = visible_holds(client).await?;
+    let meant = holds.iter().filter(|hold| {
+        session.matches(IdKind::Session, text(hold, "session_id"))
+            && wanted.is(IdKind::Hold, text(hold, "id"), text(hold, "alias"))
+    });
+    Ok(meant.map(hold_candidate).collect())
+}
+
 /// Every open hold that the caller may see, and the newest decided holds.
 async fn visible_holds(client: &Client) -> Result<Vec<Value>, Failure> {
     let mut holds = ListPages::holds(Vec::new())
@@ -346,7 +373,7 @@ fn hold_candidate(hold: &Value) -> IdCandidate {
     let alias = text(hold, "alias");
     IdCandidate {
         id: text(hold, "id").to_owned(),
-        exact: qualified_alias(text(hold, "session_id"), alias),
+        exact: exact_name(text(hold, "session_id"), alias),
         about: format!("{}, {}", text(hold, "status"), text(hold, "title")),
     }
 }

@@ -70,10 +70,7 @@ impl TimeFormat {
     fn relative(&self, time: Timestamp) -> String {
         let seconds = self.now.as_second() - time.as_second();
         let amount = match seconds.unsigned_abs() {
-            seconds @ 0..60 => format!("{seconds}s"),
-            seconds @ 60..3_600 => format!("{}m", seconds / 60),
-            seconds @ 3_600..86_400 => format!("{}h", seconds / 3_600),
-            seconds @ 86_400..8_640_000 => format!("{}d", seconds / 86_400),
+            seconds @ 0..8_640_000 => amount(seconds),
             _ => return time.strftime("%Y-%m-%d").to_string(),
         };
         if seconds < 0 {
@@ -81,6 +78,25 @@ impl TimeFormat {
         } else {
             amount
         }
+    }
+}
+
+/// An amount of time in its largest unit: `26 s`, `4 min`, `2 h`, `5 d`.
+fn amount(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3_600 => format!("{} min", seconds / 60),
+        3_600..86_400 => format!("{} h", seconds / 3_600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+/// How long something took: `340 ms`, `1.2 s`, `26 s`, `4 min`.
+pub(super) fn duration(ms: u64) -> String {
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..10_000 => format!("{}.{} s", ms / 1_000, ms % 1_000 / 100),
+        _ => amount(ms / 1_000),
     }
 }
 
@@ -97,7 +113,7 @@ mod tests {
     #[test]
     fn a_time_is_shown_relative_to_now_or_exactly() {
         let time = "2026-08-06T11:57:30.123456Z";
-        check(TimeStyle::Relative, time, "2m");
+        check(TimeStyle::Relative, time, "2 min");
         check(TimeStyle::Utc, time, "2026-08-06 11:57:30");
         check(TimeStyle::Iso, time, time);
     }
@@ -113,10 +129,10 @@ mod tests {
             style: TimeStyle::Iso,
             now,
         };
-        assert_eq!(relative.ago("2026-08-06T11:59:46Z"), "14s ago");
+        assert_eq!(relative.ago("2026-08-06T11:59:46Z"), "14 s ago");
         assert_eq!(relative.ago("2026-08-06T12:00:01Z"), "just now");
         assert_eq!(exact.ago("2026-08-06T11:59:46Z"), "at 2026-08-06T11:59:46Z");
-        assert_eq!(relative.since("2026-08-06T11:58:00Z"), "2m");
+        assert_eq!(relative.since("2026-08-06T11:58:00Z"), "2 min");
         assert_eq!(
             exact.since("2026-08-06T11:58:00Z"),
             "since 2026-08-06T11:58:00Z"
@@ -125,13 +141,27 @@ mod tests {
     }
 
     #[test]
+    fn a_duration_has_one_unit() {
+        for (ms, shown) in [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (1_260, "1.2 s"),
+            (26_000, "26 s"),
+            (240_000, "4 min"),
+            (7_200_000, "2 h"),
+        ] {
+            assert_eq!(duration(ms), shown);
+        }
+    }
+
+    #[test]
     fn the_unit_grows_with_the_distance() {
         for (text, shown) in [
-            ("2026-08-06T12:00:00Z", "0s"),
-            ("2026-08-06T12:00:41Z", "in 41s"),
-            ("2026-08-06T12:57:00Z", "in 57m"),
-            ("2026-08-06T07:00:00Z", "5h"),
-            ("2026-08-01T12:00:00Z", "5d"),
+            ("2026-08-06T12:00:00Z", "0 s"),
+            ("2026-08-06T12:00:41Z", "in 41 s"),
+            ("2026-08-06T12:57:00Z", "in 57 min"),
+            ("2026-08-06T07:00:00Z", "5 h"),
+            ("2026-08-01T12:00:00Z", "5 d"),
             ("2025-01-01T12:00:00Z", "2025-01-01"),
             ("yesterday", "yesterday"),
         ] {

@@ -22,6 +22,9 @@ use super::printable::cell;
 use crate::client::{Client, encode};
 use crate::exit::{Exit, Failure};
 
+/// How many keys are read at a time.
+const LISTED_AT_ONCE: usize = 200;
+
 /// The keys of a server, or of a data directory without a running server.
 #[derive(Debug, Args)]
 pub(super) struct TokenArgs {
@@ -132,12 +135,36 @@ impl KeyAccess {
 
     /// All keys, revoked ones included.
     async fn list(&self) -> anyhow::Result<Value> {
+        let mut keys = Vec::new();
         match self {
-            Self::Server(client) => Ok(client.get("/v1/keys").await?.body),
+            Self::Server(client) => {
+                let mut path = format!("/v1/keys?limit={LISTED_AT_ONCE}");
+                loop {
+                    let mut page = client.get(&path).await?.body;
+                    if let Value::Array(more) = page["keys"].take() {
+                        keys.extend(more);
+                    }
+                    let Some(cursor) = page["next_cursor"].as_str() else {
+                        break;
+                    };
+                    path = format!("/v1/keys?limit={LISTED_AT_ONCE}&cursor={}", encode(cursor));
+                }
+            }
             Self::Data(engine, caller) => {
-                Ok(serde_json::to_value(key::list(engine, caller).await?)?)
+                let mut after = None;
+                loop {
+                    let page = key::list(engine, caller, after, LISTED_AT_ONCE).await?;
+                    for key in &page.entries {
+                        keys.push(serde_json::to_value(key)?);
+                    }
+                    after = page.next;
+                    if after.is_none() {
+                        break;
+                    }
+                }
             }
         }
+        Ok(json!({ "keys": keys }))
     }
 
     /// Revokes a key. Revoking it again succeeds.
@@ -232,7 +259,8 @@ async fn list(keys: &KeyAccess, output: &CliOutput) -> anyhow::Result<Exit> {
     }
     let mut table = TextTable::new(&[
         "KEY", "NAME", "ROLES", "USER", "OWNER", "AGENTS", "CREATED", "EXPIRES", "REVOKED",
-    ]);
+    ])
+    .spare(&["CREATED", "OWNER", "AGENTS", "REVOKED"]);
     for key in elements(&answer, "keys") {
         let tone = if key["revoked_at"].is_null() {
             TextTone::Plain
@@ -241,7 +269,7 @@ async fn list(keys: &KeyAccess, output: &CliOutput) -> anyhow::Result<Exit> {
         };
         let agents = Some(words(key, "agents", ",")).filter(|agents| !agents.is_empty());
         table.row(vec![
-            TableCell::of(&key["id"]).tone(tone),
+            TableCell::id(&key["id"]).tone(tone),
             TableCell::of(&key["name"]),
             TableCell::new(words(key, "roles", ",")),
             TableCell::of(&key["user"]),

@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthStr;
 
 use super::answers::{elements, read, text};
 use super::hold::HoldInfo;
-use super::output::{TextTone, padding};
+use super::output::{CliOutput, TextTone, padding, wrapped};
 use super::printable::cell;
 use super::times::TimeFormat;
 use crate::client::Client;
@@ -83,7 +83,18 @@ impl SessionTree {
         &self,
         root: Option<&str>,
         extent: TreeExtent,
+        output: &CliOutput,
+    ) -> Vec<String> {
+        self.lines_at(root, extent, &output.times, output.fit())
+    }
+
+    /// The lines at a time, fitted to a terminal of so many columns.
+    pub(super) fn lines_at(
+        &self,
+        root: Option<&str>,
+        extent: TreeExtent,
         times: &TimeFormat,
+        columns: Option<usize>,
     ) -> Vec<String> {
         let tasks = elements(&self.answer, "tasks");
         let roots: Vec<&Value> = match root {
@@ -116,7 +127,7 @@ impl SessionTree {
                 root.is_some_and(|_| task["parent_request_id"].is_string()),
             );
         }
-        align(&drawing.rows)
+        align(&drawing.rows, columns.unwrap_or(usize::MAX))
     }
 }
 
@@ -216,7 +227,7 @@ impl TreeDrawing<'_> {
         }
     }
 
-    /// `delete_user(user_id=7)   approval R8.h1 open, expires in 57m`. `name` is empty where the
+    /// `delete_user(user_id=7)   approval R8.h1 open, expires in 57 min`. `name` is empty where the
     /// alias stands at the start of the line.
     fn hold_words(&self, hold: &Value, name: &str) -> String {
         let known = self.tree.holds.get(text(hold, "id"));
@@ -252,7 +263,8 @@ fn branches(indent: &str, is_last: bool) -> (String, String) {
     }
 }
 
-fn align(rows: &[TreeRow]) -> Vec<String> {
+/// The rows in columns. The words of a row that is too long for the terminal come below it.
+fn align(rows: &[TreeRow], columns: usize) -> Vec<String> {
     let width = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0) + 4;
     let state = |row: &TreeRow| match row.age.as_str() {
         "" => row.status.clone(),
@@ -260,23 +272,37 @@ fn align(rows: &[TreeRow]) -> Vec<String> {
     };
     let names = width(&mut rows.iter().map(|row| row.name.width()));
     let states = width(&mut rows.iter().map(|row| state(row).width()));
-    rows.iter()
-        .map(|row| {
-            let state = cell(&state(row));
-            let tone = TextTone::of_status(&row.status);
-            let mut line = format!(
-                "{}{}{}",
-                row.name,
-                padding(&row.name, names),
-                tone.paint(&state)
-            );
-            if !row.more.is_empty() {
-                line.push_str(&padding(&state, states));
-                line.push_str(&row.more);
-            }
-            line
-        })
-        .collect()
+    let mut lines = Vec::new();
+    for row in rows {
+        let state = cell(&state(row));
+        let tone = TextTone::of_status(&row.status);
+        let mut line = format!(
+            "{}{}{}",
+            row.name,
+            padding(&row.name, names),
+            tone.paint(&state)
+        );
+        let fits = names + states + row.more.width() <= columns;
+        if fits && !row.more.is_empty() {
+            line.push_str(&padding(&state, states));
+            line.push_str(&row.more);
+        }
+        lines.push(line);
+        if !fits {
+            let indent = below(&row.name);
+            let room = columns.saturating_sub(indent.width());
+            let more = wrapped(&row.more, room).into_iter();
+            lines.extend(more.map(|more| format!("{indent}{more}")));
+        }
+    }
+    lines
+}
+
+/// The strokes below a row, and the blanks below its name.
+fn below(name: &str) -> String {
+    let strokes = name.chars().take_while(|c| "├└─│ ".contains(*c));
+    let strokes = strokes.map(|c| if c == '├' || c == '│' { '│' } else { ' ' });
+    strokes.collect::<String>() + "     "
 }
 
 /// Every task of a tree, at any depth, parents first.
@@ -381,23 +407,23 @@ mod tests {
     #[test]
     fn a_pause_is_seen_on_everything_above_it() {
         assert_eq!(
-            plain(&paused().lines(None, TreeExtent::Live, &times())),
+            plain(&paused().lines_at(None, TreeExtent::Live, &times(), None)),
             [
-                "T1 coordinator        paused 2m    waits for R8.h1",
+                "T1 coordinator        paused 2 min    waits for R8.h1",
                 "└─ R7 chat            waiting",
-                "   └─ T4 ums-agent    paused 2m    waits for R8.h1",
-                "      └─ R8 invoke    held         delete_user(user_id=7)   approval R8.h1 open, \
-                 expires in 57m",
+                "   └─ T4 ums-agent    paused 2 min    waits for R8.h1",
+                "      └─ R8 invoke    held            delete_user(user_id=7)   approval R8.h1 open, \
+                 expires in 57 min",
             ]
         );
     }
 
     #[test]
     fn a_part_of_a_tree_is_drawn_from_its_task_on() {
-        let lines = plain(&paused().lines(Some("tsk_4"), TreeExtent::Live, &times()));
+        let lines = plain(&paused().lines_at(Some("tsk_4"), TreeExtent::Live, &times(), None));
         assert_eq!(lines.len(), 2);
         assert!(
-            lines[0].starts_with("T4 ums-agent    paused 2m"),
+            lines[0].starts_with("T4 ums-agent    paused 2 min"),
             "{lines:?}"
         );
         assert!(lines[1].starts_with("└─ R8 invoke"), "{lines:?}");
@@ -405,7 +431,7 @@ mod tests {
 
     #[test]
     fn everything_shows_what_is_over_too() {
-        let lines = plain(&paused().lines(None, TreeExtent::Everything, &times()));
+        let lines = plain(&paused().lines_at(None, TreeExtent::Everything, &times(), None));
         assert_eq!(lines[1], "├─ R7 chat            waiting");
         assert_eq!(
             lines.last().map(String::as_str),

@@ -14,7 +14,7 @@ use super::block_on;
 use super::check::require_data;
 use super::data_engine::with_data;
 use super::globals::GlobalArgs;
-use super::output::CliOutput;
+use super::output::{CliOutput, plural};
 use super::printable::cell;
 use crate::client::encode;
 use crate::exit::{Exit, Failure};
@@ -83,12 +83,16 @@ impl UsersArgs {
         if output.json {
             return output.json(&receipt);
         }
-        output.line(&format!(
-            "✓ erased {} ({}): {} sessions deleted, {} keys revoked; entry {} of the audit stream",
+        let count = |field: &str, what| {
+            let count = receipt[field].as_u64().unwrap_or(0);
+            plural(usize::try_from(count).unwrap_or(usize::MAX), what)
+        };
+        output.prose(&format!(
+            "✓ erased {} ({}): {} deleted, {} revoked; entry {} of the audit stream",
             cell(user),
             cell(text(&receipt, "user_id")),
-            receipt["sessions"],
-            receipt["keys_revoked"],
+            count("sessions", "session"),
+            count("keys_revoked", "key"),
             receipt["entry"]
         ))?;
         output.note(

@@ -9,12 +9,14 @@ use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
 use statehold_core::limits::QUORUM_MAX;
 use statehold_core::name::Name;
 use statehold_engine::policy::{
-    AgentPolicy, Approval, ArgsCondition, OnNoAnswer, Policies, ToolPolicy, parse_decide_by,
+    AgentPolicy, Approval, ArgsCondition, EXCERPT_MESSAGES_MAX, OnNoAnswer, Policies, ToolPolicy,
+    parse_decide_by,
 };
 use statehold_engine::{PathRule, Pattern};
 
 use super::Config;
 use super::kinds::AgentDeclaration;
+use super::lifetimes::{LifetimeDays, default_lifetimes};
 use super::redaction::redaction_rules;
 use super::state_rules::state_rules;
 use super::values::{BoundedNumber, SchemaTable, VariableName};
@@ -27,6 +29,11 @@ pub(crate) struct AgentConfig {
     pub(super) credential_env: Option<VariableName>,
     /// Whether secrets in what it writes, and in what it is told, are redacted before they are stored.
     pub(super) redact_secrets: Option<bool>,
+    /// How many days a new session of this agent lives after its last commit, and keeps its hidden items.
+    pub(super) session_ttl_days: Option<LifetimeDays>,
+    pub(super) hidden_ttl_days: Option<LifetimeDays>,
+    /// How many of the last messages of the conversation people see beside a hold that they may decide.
+    pub(super) excerpt_messages: Option<BoundedNumber<0, EXCERPT_MESSAGES_MAX>>,
     #[serde(default)]
     pub(super) tools: BTreeMap<Name, ToolConfig>,
     #[serde(flatten)]
@@ -40,6 +47,9 @@ impl AgentConfig {
     pub(crate) fn is_policies_only(&self) -> bool {
         let has_policies = !self.tools.is_empty()
             || self.redact_secrets.is_some()
+            || self.session_ttl_days.is_some()
+            || self.hidden_ttl_days.is_some()
+            || self.excerpt_messages.is_some()
             || self.every_tool != ToolConfig::default();
         has_policies
             && self.credential_env.is_none()
@@ -141,9 +151,15 @@ pub(crate) fn policies(config: &Config) -> Policies {
         let close_on = agent.declared.close_on?;
         Some((name.clone(), close_on))
     });
+    let excerpts = agents.iter().filter_map(|(name, agent)| {
+        let messages = usize::try_from(agent.excerpt_messages?.get()).ok()?;
+        Some((name.clone(), messages))
+    });
     Policies {
+        excerpts: excerpts.collect(),
         state: state_rules(&config.state),
         redaction: redaction_rules(&config.redaction, agents),
+        lifetimes: default_lifetimes(config, agents),
         close_on: close_on.collect(),
         calls: declared
             .map(|(name, agent)| (name.clone(), calls(agent)))

@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, CallerTrust, ConversationsSpec, LlmSpec, ModelSpec,
-    OpenaiSpec, StateAccess, ToolServerSpec, ToolTransport,
+    OpenaiSpec, StageDetail, StateAccess, StateFormat, ToolServerSpec, ToolTransport,
 };
+use statehold_agents::traces::Collector;
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
 use statehold_engine::{Credential, Schema};
@@ -27,7 +28,7 @@ use super::mistakes::{ConfigMistakes, ConfigReader};
 use super::models::ModelConfig;
 use super::tool_servers::ToolServerConfig;
 use super::values::{BoundedNumber, NonEmptyText, SchemaTable, ServiceUrl};
-use super::{Config, ConfigEnvironment};
+use super::{Config, ConfigEnvironment, DialConfig, TracesConfig};
 
 /// The setting that names the agents which run contexts of callers.
 const ANSWERERS: &str = "chat.answerers";
@@ -40,6 +41,10 @@ pub(crate) struct DeclaredAgents {
     pub(crate) book: AgentBook,
     /// The agents' own credentials.
     pub(crate) credentials: BTreeMap<Name, Credential>,
+    /// The DIAL Core that vouches for callers, and the API key of their calls.
+    pub(crate) dial_core: Option<(String, Credential)>,
+    /// The collector of traces, if there is one.
+    pub(crate) traces: Option<Collector>,
 }
 
 /// Builds all declared agents, or returns every mistake.
@@ -78,10 +83,64 @@ pub(crate) fn declare_agents(
     reading.require_known(ANSWERERS, &config.chat.answerers, &known, "agent", AGENTS);
     let of_conversations = config.ums.agent.as_slice();
     reading.require_known(UMS_AGENT, of_conversations, &known, "agent", AGENTS);
-    reading.finish(DeclaredAgents { book, credentials })
+    let dial_core = reading.dial_core();
+    let traces = reading.traces();
+    reading.finish(DeclaredAgents {
+        book,
+        credentials,
+        dial_core,
+        traces,
+    })
 }
 
 impl ConfigReader<'_> {
+    fn traces(&mut self) -> Option<Collector> {
+        let TracesConfig {
+            otlp_url,
+            credential_env,
+        } = &self.config.traces;
+        let url = otlp_url.as_ref()?.text().to_owned();
+        let hint = "set it to the credential of the collector, or leave traces.credential_env out";
+        let credential = credential_env.as_ref().and_then(|variable| {
+            let place = "traces.credential_env".to_owned();
+            self.read_variable(place, variable, true, hint.to_owned())
+        });
+        Some(Collector { url, credential })
+    }
+
+    fn dial_core(&mut self) -> Option<(String, Credential)> {
+        let DialConfig { core_url, key_env } = &self.config.dial;
+        match (core_url, key_env) {
+            (Some(url), Some(variable)) => {
+                let hint = format!(
+                    "set {} to an API key: statehold token create --role client",
+                    variable.name()
+                );
+                let key = self.read_variable("dial.key_env".to_owned(), variable, true, hint)?;
+                Some((url.text().trim_end_matches('/').to_owned(), key))
+            }
+            (None, None) => None,
+            (Some(_), None) => {
+                let hint = "name the variable that holds an API key with the role client";
+                self.add_mistake(
+                    "dial.key_env".to_owned(),
+                    "is missing beside dial.core_url",
+                    hint,
+                );
+                None
+            }
+            (None, Some(_)) => {
+                let hint = "set it to the address of DIAL Core, or leave dial.key_env out";
+                self.add_mistake(
+                    "dial.core_url".to_owned(),
+                    "is missing beside dial.key_env",
+                    hint,
+                );
+                None
+            }
+        }
+    }
+
     fn model(&mut self, name: &Name, model: &ModelConfig) -> Option<ModelSpec> {
         let place = format!("{MODELS}.{}", step(name.as_str()));
         let model = model.with_defaults();
@@ -202,6 +261,9 @@ impl ConfigReader<'_> {
             DeclaredKind::Openai => self
                 .openai(place, &mut declaration, credential)
                 .map(|spec| AgentKind::Openai(Arc::new(spec))),
+            DeclaredKind::Dial => self
+                .dial(place, &mut declaration, credential)
+                .map(|spec| AgentKind::Dial(Arc::new(spec))),
             DeclaredKind::Conversations => self
                 .conversations(place, &mut declaration, credential)
                 .map(|spec| AgentKind::Conversations(Arc::new(spec))),
@@ -237,6 +299,14 @@ impl ConfigReader<'_> {
         let references = declaration.references == Some(true);
         declaration.references.take_if(|is_on| !*is_on);
         declaration.brief_on_loss.take_if(|briefs| !*briefs);
+        let stages = declaration.stages.unwrap_or_default();
+        declaration
+            .stages
+            .take_if(|detail| *detail == StageDetail::default());
+        let state_format = declaration.state_format.unwrap_or_default();
+        declaration
+            .state_format
+            .take_if(|format| *format == StateFormat::default());
         Some(AgentSpec {
             name: name.clone(),
             description: declaration.description.clone().map(Into::into),
@@ -259,6 +329,8 @@ impl ConfigReader<'_> {
             caller_history,
             references,
             brief_on_loss,
+            stages,
+            state_format,
             digest: self.digest(name, agent, kind, &declaration),
             kind: built,
         })
@@ -293,6 +365,7 @@ impl ConfigReader<'_> {
             DeclaredKind::Llm | DeclaredKind::Router => declaration.model.as_ref(),
             DeclaredKind::Worker
             | DeclaredKind::Openai
+            | DeclaredKind::Dial
             | DeclaredKind::Conversations
             | DeclaredKind::Analytics
             | DeclaredKind::Mcp

@@ -11,6 +11,7 @@ use toml::{Table, Value};
 use super::agents::{AgentConfig, TOOL_SETTINGS};
 use super::kinds::SETTINGS;
 use super::layers::step;
+use super::lifetimes::{APP_SETTINGS, AppConfig};
 use super::models::{MODEL_SETTINGS, ModelConfig};
 use super::state_rules::{STATE_SETTINGS, StateKeys, StateRuleConfig};
 use super::tool_servers::{TOOL_SERVER_SETTINGS, ToolServerConfig};
@@ -19,6 +20,7 @@ pub(super) const AGENTS: &str = "agents";
 pub(super) const MODELS: &str = "models";
 pub(super) const TOOL_SERVERS: &str = "tool_servers";
 pub(super) const STATE: &str = "state";
+pub(super) const APPS: &str = "apps";
 const TOOLS: &str = "tools";
 
 /// Settings whose value is a table: a JSON Schema.
@@ -64,10 +66,12 @@ impl NamedKey {
         let steps: Vec<&str> = steps.iter().map(Deref::deref).collect();
         let (names, setting) = match steps[..] {
             [STATE, keys, ref rest @ ..] => return Self::of_state(keys, rest, value),
-            [AGENTS | MODELS | TOOL_SERVERS, name, setting] => (vec![name], Some(setting)),
+            [AGENTS | APPS | MODELS | TOOL_SERVERS, name, setting] => (vec![name], Some(setting)),
             [AGENTS, agent, TOOLS, tool, setting] => (vec![agent, tool], Some(setting)),
-            [AGENTS | MODELS | TOOL_SERVERS, name] if is_empty_table(value) => (vec![name], None),
-            [section @ (AGENTS | MODELS | TOOL_SERVERS), name, ..] => {
+            [AGENTS | APPS | MODELS | TOOL_SERVERS, name] if is_empty_table(value) => {
+                (vec![name], None)
+            }
+            [section @ (AGENTS | APPS | MODELS | TOOL_SERVERS), name, ..] => {
                 return Self::Unknown(settings(section, name, None));
             }
             _ => return Self::Elsewhere,
@@ -107,6 +111,7 @@ fn is_empty_table(value: &Value) -> bool {
 fn own_settings(section: &str, is_tool: bool) -> Vec<&'static str> {
     match section {
         STATE => STATE_SETTINGS.to_vec(),
+        APPS => APP_SETTINGS.to_vec(),
         MODELS => MODEL_SETTINGS.to_vec(),
         TOOL_SERVERS => TOOL_SERVER_SETTINGS.to_vec(),
         _ if is_tool => TOOL_SETTINGS.to_vec(),
@@ -133,7 +138,7 @@ fn settings(section: &str, name: &str, tool: Option<&str>) -> Vec<String> {
 pub(super) fn is_value(steps: &[String], table: &Table) -> bool {
     match steps {
         [section, _] => {
-            table.is_empty() && [AGENTS, MODELS, STATE, TOOL_SERVERS].contains(&&**section)
+            table.is_empty() && [AGENTS, APPS, MODELS, STATE, TOOL_SERVERS].contains(&&**section)
         }
         [section, _, setting] => {
             if section == STATE {
@@ -161,6 +166,7 @@ pub(super) fn require_fit(steps: &[String], value: &Value) -> Result<(), String>
         MODELS => fit::<ModelConfig>(setting, value),
         TOOL_SERVERS => fit::<ToolServerConfig>(setting, value),
         STATE => fit::<StateRuleConfig>(setting, value),
+        APPS => fit::<AppConfig>(setting, value),
         _ => fit::<AgentConfig>(setting, value),
     };
     let is_prompt = PROMPTS.contains(&setting.as_str());

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use statehold_agents::spec::{
     CallerTrust, ChatMemory, ChatSessions, HistoryAccess, LoopLimitPolicy, PhaseErrorPolicy,
-    PhaseInput, ThinkingMode,
+    PhaseInput, StageDetail, StateFormat, ThinkingMode,
 };
 use statehold_core::name::Name;
 use statehold_core::scope::Scope;
 use statehold_core::task::CloseOn;
 
 use super::values::{
-    BoundedNumber, DataAgentName, DataSources, MessagePattern, NonEmptyText, PlaceName,
-    ReadStateKey, SchemaTable, ServiceHeaders, ServiceUrl, ToolArguments, WrittenScope,
+    BoundedNumber, DataAgentName, DataSources, DeploymentName, MessagePattern, NonEmptyText,
+    PlaceName, ReadStateKey, SchemaTable, ServiceHeaders, ServiceUrl, ToolArguments, WrittenScope,
     WrittenStateKey,
 };
 
@@ -26,6 +26,8 @@ pub(crate) enum DeclaredKind {
     Worker,
     /// A service that speaks chat completions.
     Openai,
+    /// An application of DIAL.
+    Dial,
     /// A service that keeps conversations.
     Conversations,
     /// A Conversational Analytics API.
@@ -41,9 +43,10 @@ pub(crate) enum DeclaredKind {
 }
 
 impl DeclaredKind {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Worker,
         Self::Openai,
+        Self::Dial,
         Self::Conversations,
         Self::Analytics,
         Self::Mcp,
@@ -57,6 +60,7 @@ impl DeclaredKind {
         match self {
             Self::Worker => "worker",
             Self::Openai => "openai",
+            Self::Dial => "dial",
             Self::Conversations => "conversations",
             Self::Analytics => "analytics",
             Self::Mcp => "mcp",
@@ -109,6 +113,8 @@ pub(crate) struct AgentDeclaration {
     pub(super) data_agent: Option<DataAgentName>,
     pub(super) data_key: Option<WrittenStateKey>,
     pub(super) data_sources: Option<DataSources>,
+    /// The name of an application of DIAL.
+    pub(super) deployment: Option<DeploymentName>,
     pub(super) description: Option<NonEmptyText>,
     pub(super) export: Option<Vec<WrittenStateKey>>,
     pub(super) headers: Option<ServiceHeaders>,
@@ -144,6 +150,10 @@ pub(crate) struct AgentDeclaration {
     pub(super) sessions: Option<ChatSessions>,
     /// Whether the answers of phases are messages of the transcript.
     pub(super) show_phases: Option<bool>,
+    /// How much of its stages clients see.
+    pub(super) stages: Option<StageDetail>,
+    /// The form of the state that clients of DIAL carry.
+    pub(super) state_format: Option<StateFormat>,
     pub(super) state_read: Option<Vec<Scope>>,
     pub(super) state_schema: Option<SchemaTable>,
     pub(super) state_schema_file: Option<PathBuf>,
@@ -270,49 +280,64 @@ pub(super) struct LoopTable {
     pub(super) to: Name,
 }
 
-use DeclaredKind::{Analytics, Conversations, Llm, Mcp, Openai, Pipeline, Router, Worker};
+use DeclaredKind::{Analytics, Conversations, Dial, Llm, Mcp, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 55] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 61] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_from", &[Pipeline]),
     ("answer_prompt", &[Router]),
     ("arguments", &[Mcp]),
-    ("base_url", &[Openai, Conversations, Analytics]),
+    ("base_url", &[Openai, Dial, Conversations, Analytics]),
     ("brief_on_loss", &[Openai, Conversations, Analytics]),
     (
         "caller_history",
-        &[Openai, Analytics, Mcp, Llm, Router, Pipeline],
+        &[Openai, Dial, Analytics, Mcp, Llm, Router, Pipeline],
     ),
     ("calls", &[Worker]),
     ("close_on", &DeclaredKind::ALL),
     ("context", &[Analytics]),
     (
         "credential_env",
-        &[Worker, Openai, Conversations, Analytics],
+        &[Worker, Openai, Dial, Conversations, Analytics],
     ),
     ("data_agent", &[Analytics]),
     ("data_key", &[Analytics]),
     ("data_sources", &[Analytics]),
+    ("deployment", &[Dial]),
     ("description", &DeclaredKind::ALL),
-    ("export", &[Openai, Conversations]),
-    ("headers", &[Openai, Conversations, Analytics]),
+    ("excerpt_messages", &DeclaredKind::ALL),
+    ("export", &[Openai, Dial, Conversations]),
+    ("headers", &[Openai, Dial, Conversations, Analytics]),
+    ("hidden_ttl_days", &DeclaredKind::ALL),
     ("history", &[Mcp]),
     ("history_argument", &[Mcp]),
-    ("import", &[Openai, Conversations, Analytics, Mcp, Llm]),
+    (
+        "import",
+        &[Openai, Dial, Conversations, Analytics, Mcp, Llm],
+    ),
     ("input_argument", &[Mcp]),
     ("instructions", &[Analytics]),
-    ("keep_pairs", &[Openai]),
+    ("keep_pairs", &[Openai, Dial]),
     ("kind", &DeclaredKind::ALL),
     ("loops_max", &[Pipeline]),
-    ("memory", &[Openai]),
+    ("memory", &[Openai, Dial]),
     ("model", &[Openai, Llm, Router]),
     ("on_loop_limit", &[Pipeline]),
     ("otherwise", &[Router]),
     (
         "output_key",
-        &[Openai, Conversations, Analytics, Mcp, Llm, Router, Pipeline],
+        &[
+            Openai,
+            Dial,
+            Conversations,
+            Analytics,
+            Mcp,
+            Llm,
+            Router,
+            Pipeline,
+        ],
     ),
     ("parent", &[Analytics]),
     ("phases", &[Pipeline]),
@@ -321,19 +346,25 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 55] = [
     ("prompt_file", &[Llm]),
     ("redact_secrets", &DeclaredKind::ALL),
     ("references", &DeclaredKind::ALL),
-    ("retries", &[Openai, Conversations, Analytics, Mcp, Llm]),
+    (
+        "retries",
+        &[Openai, Dial, Conversations, Analytics, Mcp, Llm],
+    ),
     ("route_by", &[Router]),
     ("routing_prompt", &[Router]),
     ("rules", &[Router]),
+    ("session_ttl_days", &DeclaredKind::ALL),
     ("sessions", &DeclaredKind::ALL),
     ("show_phases", &[Pipeline]),
+    ("stages", &DeclaredKind::ALL),
+    ("state_format", &DeclaredKind::ALL),
     ("state_read", &[Llm]),
-    ("state_schema", &[Openai]),
-    ("state_schema_file", &[Openai]),
+    ("state_schema", &[Openai, Dial]),
+    ("state_schema_file", &[Openai, Dial]),
     ("state_write", &[Llm]),
     ("steps_max", &[Llm]),
     ("thinking", &[Analytics]),
-    ("timeout_seconds", &[Openai, Conversations, Analytics]),
+    ("timeout_seconds", &[Openai, Dial, Conversations, Analytics]),
     ("tokens_max", &[Llm]),
     ("tool", &[Mcp]),
     ("tool_server", &[Mcp]),

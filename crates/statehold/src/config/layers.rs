@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde_json::{Value as Json, json};
+use statehold_server::ReloadMistake;
 use toml::{Table, Value};
 
 use super::Config;
 use super::keys::{NamedKey, describe_value, is_value, redact_prompts, require_fit};
+use super::mistakes::ConfigMistakes;
 use crate::exit::Failure;
 
 /// The prefix of environment variables that set a value.
@@ -65,6 +67,16 @@ impl SourcedValue {
 #[derive(Debug)]
 pub(crate) struct ConfigLayers {
     values: BTreeMap<String, (Value, ValueSource)>,
+    /// The settings of the file and the environment that have no effect.
+    mistakes: Vec<ReloadMistake>,
+}
+
+/// All values with their sources, and the mistakes in them. Wrong values are replaced by their defaults.
+#[derive(Debug)]
+pub(crate) struct CheckedLayers {
+    pub(crate) config: Config,
+    pub(crate) explained: Vec<SourcedValue>,
+    pub(crate) mistakes: Vec<ReloadMistake>,
 }
 
 impl ConfigLayers {
@@ -77,7 +89,10 @@ impl ConfigLayers {
             .into_iter()
             .map(|(key, value)| (key, (value, ValueSource::Default)))
             .collect();
-        Self { values }
+        Self {
+            values,
+            mistakes: Vec::new(),
+        }
     }
 
     /// Sets one value.
@@ -91,6 +106,10 @@ impl ConfigLayers {
         value: Value,
         source: ValueSource,
     ) -> anyhow::Result<()> {
+        Ok(self.place(key, value, source)?)
+    }
+
+    fn place(&mut self, key: &str, value: Value, source: ValueSource) -> Result<(), Failure> {
         match NamedKey::of(&steps(key), &value) {
             NamedKey::Elsewhere => {}
             NamedKey::Known | NamedKey::Empty => {
@@ -101,12 +120,12 @@ impl ConfigLayers {
             NamedKey::BadName(name) => {
                 let message = format!("`{name}` in `{key}` is not a name ({source})");
                 let hint = "names begin with a letter or digit and have letters, digits, . _ and -";
-                return Err(Failure::usage(message).hint(hint).into());
+                return Err(Failure::usage(message).hint(hint));
             }
             NamedKey::BadStateKeys(why) => {
                 let message = format!("`{key}` names no state keys: {why} ({source})");
                 let hint = "write a key, or the beginning of keys and a star: [state.\"user:*\"]";
-                return Err(Failure::usage(message).hint(hint).into());
+                return Err(Failure::usage(message).hint(hint));
             }
         }
         let Some(place) = self.values.get_mut(key) else {
@@ -114,6 +133,13 @@ impl ConfigLayers {
         };
         *place = (value, source);
         Ok(())
+    }
+
+    /// Sets one value, or notes the mistake: all of them are told together.
+    fn set_or_note(&mut self, key: &str, value: Value, source: ValueSource) {
+        if let Err(failure) = self.place(key, value, source) {
+            self.mistakes.push(mistake(key, failure));
+        }
     }
 
     /// Sets one value from a flag, if it was given.
@@ -154,7 +180,7 @@ impl ConfigLayers {
         let mut leaves = Vec::new();
         flatten("", table, &mut leaves);
         for (key, value) in leaves {
-            self.set(&key, value, ValueSource::File(path.to_owned()))?;
+            self.set_or_note(&key, value, ValueSource::File(path.to_owned()));
         }
         Ok(())
     }
@@ -175,7 +201,7 @@ impl ConfigLayers {
                 value => leaves.push((key, value)),
             }
             for (key, value) in leaves {
-                self.set(&key, value, ValueSource::Environment(name.to_owned()))?;
+                self.set_or_note(&key, value, ValueSource::Environment(name.to_owned()));
             }
         }
         Ok(())
@@ -203,28 +229,71 @@ impl ConfigLayers {
     ///
     /// # Errors
     ///
-    /// If a value has the wrong type or is out of range.
+    /// If a key is unknown, or a value has the wrong type or is out of range. The error tells the first mistake.
     pub(crate) fn finish(self) -> anyhow::Result<(Config, Vec<SourcedValue>)> {
-        let mut table = Table::new();
-        for (key, (value, source)) in &self.values {
-            let steps = steps(key);
-            if let NamedKey::Known = NamedKey::of(&steps, value)
-                && let Err(why) = require_fit(&steps, value)
-            {
-                let value = describe_value(&steps, value);
-                let message = format!("`{key}` cannot be {value} ({source}): {why}");
-                return Err(Failure::usage(message).into());
-            }
-            insert(&mut table, &steps, value.clone());
+        let checked = self.check();
+        if checked.mistakes.is_empty() {
+            return Ok((checked.config, checked.explained));
         }
-        let config = serde_path_to_error::deserialize(Value::Table(table));
-        let config = config.map_err(|error| self.invalid_value(&error))?;
+        Err(ConfigMistakes(checked.mistakes).into_failure().into())
+    }
+
+    /// All values with their sources, and every mistake in them.
+    ///
+    /// # Panics
+    ///
+    /// Never: the defaults fit.
+    pub(crate) fn check(mut self) -> CheckedLayers {
+        let defaults = Self::defaults().values;
+        self.refuse_unfit();
+        let config = loop {
+            let mut table = Table::new();
+            for (key, (value, _)) in &self.values {
+                insert(&mut table, &steps(key), value.clone());
+            }
+            let error = match serde_path_to_error::deserialize(Value::Table(table)) {
+                Ok(config) => break config,
+                Err(error) => error,
+            };
+            let key = error.path().to_string();
+            let failure = self.invalid_value(&error);
+            // Another mistake may hide behind this one: look again with the default.
+            match (defaults.get(&key), self.values.get_mut(&key)) {
+                (Some(default), Some(wrong)) if wrong != default => *wrong = default.clone(),
+                (_, Some(_)) => drop(self.values.remove(&key)),
+                (_, None) => self.values.clone_from(&defaults),
+            }
+            self.mistakes.push(mistake(&key, failure));
+        };
         let explain = |(key, (value, source)): (String, _)| SourcedValue {
             value: redact_prompts(&steps(&key), value),
             key,
             source,
         };
-        Ok((config, self.values.into_iter().map(explain).collect()))
+        CheckedLayers {
+            config,
+            explained: self.values.into_iter().map(explain).collect(),
+            mistakes: self.mistakes,
+        }
+    }
+
+    /// Takes values of named tables out that do not fit their setting, and notes the mistakes.
+    fn refuse_unfit(&mut self) {
+        let unfit = self.values.iter().filter_map(|(key, (value, source))| {
+            let steps = steps(key);
+            let NamedKey::Known = NamedKey::of(&steps, value) else {
+                return None;
+            };
+            let why = require_fit(&steps, value).err()?;
+            let value = describe_value(&steps, value);
+            let message = format!("`{key}` cannot be {value} ({source}): {why}");
+            Some(mistake(key, Failure::usage(message)))
+        });
+        let unfit: Vec<ReloadMistake> = unfit.collect();
+        for mistake in &unfit {
+            self.values.remove(&mistake.key);
+        }
+        self.mistakes.extend(unfit);
     }
 
     fn invalid_value(&self, error: &serde_path_to_error::Error<toml::de::Error>) -> Failure {
@@ -238,32 +307,56 @@ impl ConfigLayers {
         }
     }
 
-    fn unknown(&self, key: &str, source: &ValueSource) -> anyhow::Error {
+    fn unknown(&self, key: &str, source: &ValueSource) -> Failure {
         let inside = format!("{key}.");
         if self.values.keys().any(|known| known.starts_with(&inside)) {
             let failure = Failure::usage(format!("there is no setting `{key}` ({source})"));
             let hint = format!("`{key}` is a section; its settings come below it");
-            return failure.hint(hint).into();
+            return failure.hint(hint);
         }
         unknown(key, source, self.values.keys())
     }
 }
 
-/// The error for an unknown key, with the nearest known key.
+/// The error for an unknown key, with the known key that was probably meant.
 fn unknown<'a>(
     key: &str,
     source: &ValueSource,
     known: impl Iterator<Item = &'a String>,
-) -> anyhow::Error {
+) -> Failure {
     let failure = Failure::usage(format!("there is no setting `{key}` ({source})"));
     if let Some(agent) = key.strip_suffix(".openai_default") {
         let hint = format!("it is `{agent}.sessions` now: \"auto\", \"explicit\" or \"none\"");
-        return failure.hint(hint).into();
+        return failure.hint(hint);
     }
-    let nearest = known.min_by_key(|known| strsim::damerau_levenshtein(known, key));
-    let nearest = nearest.map_or("", String::as_str);
-    let hint = format!("did you mean `{nearest}`? see all with: statehold config show");
-    failure.hint(hint).into()
+    let all = "see all with: statehold config show";
+    failure.hint(match near(key, known) {
+        Some(near) => format!("did you mean `{near}`? {all}"),
+        None => all.to_owned(),
+    })
+}
+
+/// The known key that was probably meant: it differs in a few letters, has the name that was typed as a part of its own,
+/// or is a value that was taken for a table.
+fn near<'a>(key: &str, known: impl Iterator<Item = &'a String>) -> Option<&'a String> {
+    let last = |key: &str| steps(key).pop().unwrap_or_default();
+    let typed = last(key);
+    let distance = |known: &String| strsim::damerau_levenshtein(known, key);
+    let nearest = known.min_by_key(|known| distance(known))?;
+    let may_differ = (typed.chars().count() / 3).max(1);
+    let is_part = typed.len() >= 4 && last(nearest).contains(&typed);
+    let is_around = key.strip_prefix(nearest.as_str());
+    let is_around = is_around.is_some_and(|rest| rest.starts_with('.'));
+    (distance(nearest) <= may_differ || is_part || is_around).then_some(nearest)
+}
+
+/// A failure about one key, as one of several mistakes.
+fn mistake(key: &str, failure: Failure) -> ReloadMistake {
+    ReloadMistake {
+        key: key.to_owned(),
+        message: failure.message,
+        hint: failure.hint.unwrap_or_default(),
+    }
 }
 
 /// One step of a key: in quotes if TOML needs them.

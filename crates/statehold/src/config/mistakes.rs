@@ -32,7 +32,28 @@ impl ConfigMistakes {
         if more > 0 {
             hint = format!("{hint}\nand {more} more; see all with: statehold config validate");
         }
-        Failure::usage(message).hint(hint)
+        let failure = Failure::usage(message);
+        if hint.is_empty() {
+            return failure;
+        }
+        failure.hint(hint.trim_start())
+    }
+
+    /// These mistakes after those that were found in single settings, without the ones that only follow from them.
+    pub(crate) fn after(self, found: Vec<ReloadMistake>) -> Self {
+        let follows = |mistake: &ReloadMistake| {
+            found.iter().any(|cause| {
+                let of_agent = cause.key.strip_suffix(".kind");
+                let is_of_agent = of_agent.is_some_and(|agent| {
+                    let rest = mistake.key.strip_prefix(agent);
+                    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+                });
+                cause.key == mistake.key || is_of_agent
+            })
+        };
+        let rest = self.0.into_iter().filter(|mistake| !follows(mistake));
+        let rest: Vec<ReloadMistake> = rest.collect();
+        Self([found, rest].concat())
     }
 }
 
@@ -124,7 +145,7 @@ impl<'a> ConfigReader<'a> {
         self.read_variable(format!("{place}.env"), variable, false, hint)
     }
 
-    fn read_variable(
+    pub(super) fn read_variable(
         &mut self,
         key: String,
         variable: &VariableName,

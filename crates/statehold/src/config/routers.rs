@@ -202,6 +202,7 @@ fn candidates_of<'a>(config: &'a Config, name: &Name) -> Vec<&'a Name> {
         }
         DeclaredKind::Worker
         | DeclaredKind::Openai
+        | DeclaredKind::Dial
         | DeclaredKind::Conversations
         | DeclaredKind::Analytics
         | DeclaredKind::Mcp

@@ -13,8 +13,9 @@ use statehold_server::ReloadReport;
 use super::Config;
 use super::agents::AgentConfig;
 use super::book::DeclaredAgents;
-use super::keys::{AGENTS, MODELS, STATE, TOOL_SERVERS};
+use super::keys::{AGENTS, APPS, MODELS, STATE, TOOL_SERVERS};
 use super::layers::{SourcedValue, step};
+use super::lifetimes::AppConfig;
 use super::state_rules::StateRuleConfig;
 
 /// The tables of agents, models, tool servers and state keys, by their names in the file.
@@ -32,11 +33,14 @@ enum DeclaredTable {
     Model(Option<Arc<ModelSpec>>),
     ToolServer(Option<Arc<ToolServerSpec>>),
     State(StateRuleConfig),
+    App(AppConfig),
 }
 
 impl ConfigTables {
     pub(crate) fn of(config: &Config, declared: &DeclaredAgents) -> Self {
-        let DeclaredAgents { book, credentials } = declared;
+        let DeclaredAgents {
+            book, credentials, ..
+        } = declared;
         let agents = config.agents.iter().map(|(name, said)| {
             let table = DeclaredTable::Agent {
                 said: Box::new(said.clone()),
@@ -57,7 +61,12 @@ impl ConfigTables {
             let table = DeclaredTable::State(rule.clone());
             (key(STATE, &keys.to_string()), table)
         });
-        let tables = agents.chain(models).chain(tool_servers).chain(state);
+        let apps = config.apps.iter().map(|(name, app)| {
+            let table = DeclaredTable::App(app.clone());
+            (key(APPS, name.as_str()), table)
+        });
+        let tables = agents.chain(apps).chain(models).chain(tool_servers);
+        let tables = tables.chain(state);
         Self(tables.collect())
     }
 
@@ -99,7 +108,7 @@ pub(crate) fn other_settings(old: &[SourcedValue], new: &[SourcedValue]) -> Vec<
         .collect();
     let is_named = |key: &str| {
         let section = key.split('.').next().unwrap_or_default();
-        [AGENTS, MODELS, STATE, TOOL_SERVERS].contains(&section)
+        [AGENTS, APPS, MODELS, STATE, TOOL_SERVERS].contains(&section)
     };
     let others = new.iter().filter(|value| !is_named(&value.key));
     let others = others.filter(|value| before.get(value.key.as_str()) != Some(&&value.value));

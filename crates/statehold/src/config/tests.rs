@@ -1,5 +1,7 @@
 use std::os::unix::fs::PermissionsExt;
 
+use statehold_engine::Lifetimes;
+
 use super::*;
 use crate::exit::{Exit, explain};
 
@@ -313,7 +315,7 @@ fn a_policy_with_something_unknown_is_refused() {
         ),
         (
             "credential_env = \"X\"",
-            ["`agents.a.tools.t.credential_env`", "did you mean"],
+            ["`agents.a.tools.t.credential_env`", "see all with"],
         ),
         (
             "approval = \"often\"",
@@ -351,7 +353,7 @@ fn a_policy_with_something_unknown_is_refused() {
     refused(
         Some("[agents.a]\ntoolz = 1\n"),
         &[],
-        &["`agents.a.toolz`", "did you mean"],
+        &["`agents.a.toolz`", "see all with"],
     );
     refused(
         Some("[agents.\"a b\"]\nrisk = \"low\"\n"),
@@ -380,6 +382,46 @@ fn the_file_says_what_is_redacted_and_for_whom() {
     assert!(config.agents[&vault].is_policies_only());
     let default = policies(&Config::default()).redaction;
     assert!(!default.is_off && !default.redactor.has_patterns());
+}
+
+#[test]
+fn the_file_says_how_long_sessions_and_their_hidden_items_live() {
+    const DAY_MS: u64 = 86_400_000;
+    let file = r"
+        [chat]
+        hidden_ttl_days = 7
+        [apps.shop]
+        session_ttl_days = 365
+        [agents.support]
+        hidden_ttl_days = 1
+    ";
+    let variables = [("STATEHOLD__APPS__SHOP__HIDDEN_TTL_DAYS", "0")];
+    let (_directory, place) = environment(Some(file), &variables);
+    let (config, _) = layers(&place, None)
+        .expect("known keys")
+        .finish()
+        .expect("fit values");
+    let lifetimes = policies(&config).lifetimes;
+    let of = |session_ms, hidden_ms| Lifetimes {
+        session_ms,
+        hidden_ms,
+    };
+    assert_eq!(lifetimes.chats, of(Some(30 * DAY_MS), Some(7 * DAY_MS)));
+    let shop = [(
+        "shop".parse().expect("a name"),
+        of(Some(365 * DAY_MS), Some(0)),
+    )];
+    assert_eq!(lifetimes.apps, shop.into());
+    let support = "support".parse().expect("a name");
+    assert!(config.agents[&support].is_policies_only());
+    assert_eq!(lifetimes.agents, [(support, of(None, Some(DAY_MS)))].into());
+    for (file, says) in [
+        ("[apps.shop]\nsession_ttl_days = 4000\n", "0 to 3660"),
+        ("[apps.shop]\nttl_days = 4\n", "apps.shop.hidden_ttl_days"),
+        ("[apps.\"a b\"]\nsession_ttl_days = 4\n", "a b"),
+    ] {
+        refused(Some(file), &[], &["apps.", says]);
+    }
 }
 
 #[test]
@@ -416,4 +458,70 @@ fn a_pattern_that_cannot_be_used_is_refused() {
         &[],
         &["redaction.mode", "maybe"],
     );
+}
+
+#[test]
+fn every_mistake_is_found_at_once() {
+    let file = "[server]\nlisten = 7\nlisen = 1\nshutdown_seconds = \"soon\"\n[log]\nformat = \"loud\"\n\
+                [models.m]\nbase_url = 3\nmodel = \"x\"\n[agents.b]\nkind = \"llm\"\nmodel = \"nope\"\nprompt = \"Be terse.\"\n[agents.a]\nkind = \"llmm\"\nsteps_max = 0\nzzz = 1\n";
+    let (_directory, environment) = environment(Some(file), &[("STATEHOLD__AUTH__REQUIRED", "2")]);
+    let checked = layers(&environment, None).expect("a file").check();
+    let mut keys: Vec<&str> = checked
+        .mistakes
+        .iter()
+        .map(|one| one.key.as_str())
+        .collect();
+    keys.sort_unstable();
+    let expected = [
+        "agents.a.kind",
+        "agents.a.steps_max",
+        "agents.a.zzz",
+        "auth.required",
+        "log.format",
+        "models.m.base_url",
+        "server.lisen",
+        "server.listen",
+        "server.shutdown_seconds",
+    ];
+    assert_eq!(keys, expected);
+    // The rest is as if the wrong settings were not there, and what only follows from them is not told.
+    assert_eq!(
+        checked.config.server.listen,
+        Config::default().server.listen
+    );
+    let others = declare_agents(&checked.config, &checked.explained, &environment);
+    let found = checked.mistakes.len();
+    let all = others
+        .expect_err("a model is not declared")
+        .after(checked.mistakes);
+    let more: Vec<&str> = all.0[found..].iter().map(|one| one.key.as_str()).collect();
+    assert_eq!(more, ["agents.b.model"]);
+}
+
+#[test]
+fn a_name_is_suggested_only_if_it_is_near() {
+    for (key, near) in [
+        ("server.lisen", Some("server.listen")),
+        ("server.listne", Some("server.listen")),
+        ("models.m.base", Some("models.m.base_url")),
+        ("server.colour", None),
+        ("sever.listen", Some("server.listen")),
+        ("nonsense", None),
+    ] {
+        let (section, setting) = key.rsplit_once('.').unwrap_or(("", key));
+        let file = match section {
+            "" => format!("{setting} = 1\n"),
+            section => format!("[{section}]\n{setting} = 1\n"),
+        };
+        let (_directory, environment) = environment(Some(&file), &[]);
+        let checked = layers(&environment, None).expect("a file").check();
+        let hint = &checked.mistakes[0].hint;
+        match near {
+            Some(near) => assert!(
+                hint.contains(&format!("did you mean `{near}`?")),
+                "{key}: {hint}"
+            ),
+            None => assert!(!hint.contains("did you mean"), "{key}: {hint}"),
+        }
+    }
 }

@@ -471,6 +471,33 @@ impl TryFrom<String> for DataAgentName {
     }
 }
 
+/// The name of an application of DIAL: one part of a path, or several.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct DeploymentName(String);
+
+impl DeploymentName {
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for DeploymentName {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        const BYTES_MAX: usize = 512;
+        let is_segment = |part: &str| !matches!(part, "" | "." | "..");
+        if text.len() > BYTES_MAX || text.contains(char::is_control) {
+            Err("it must have at most 512 bytes, without control characters")
+        } else if text.split('/').all(is_segment) {
+            Ok(Self(text))
+        } else {
+            Err("it is not the name of a deployment; write it as DIAL lists it, such as my-agent")
+        }
+    }
+}
+
 /// Whether a text can be one part of a resource name.
 fn is_resource_id(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);

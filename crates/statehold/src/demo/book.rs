@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use regex::Regex;
 use statehold_agents::spec::{
-    AgentKind, AgentSpec, CallerTrust, FinalAnswer, RouterSpec, Routing, RoutingRule,
+    AgentKind, AgentSpec, CallerTrust, FinalAnswer, RouterSpec, Routing, RoutingRule, StageDetail,
+    StateFormat,
 };
 use statehold_core::digest::Digest;
 use statehold_core::hold::{DecideBy, Effect, OnExpiry, Risk};
@@ -70,6 +71,8 @@ fn agent(text: &str, description: &str, kind: AgentKind) -> AgentSpec {
         sessions: kind.default_sessions(),
         caller_history: CallerTrust::default(),
         references: false,
+        stages: StageDetail::default(),
+        state_format: StateFormat::default(),
         brief_on_loss: false,
         kind,
         import: Vec::new(),

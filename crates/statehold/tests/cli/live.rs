@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
 use serde_json::{Value, json};
 use statehold_testkit::http::DevServer;
 
@@ -99,6 +100,18 @@ impl Live {
         typed: &str,
         variables: &[(&str, &str)],
     ) -> (i32, String) {
+        self.converse_on_terminal(args, &[(prompt, typed)], variables, None)
+    }
+
+    /// The same with several answers, each typed once the screen says its prompt after the answer before, on a
+    /// terminal of so many columns and rows.
+    pub(super) fn converse_on_terminal(
+        &self,
+        args: &[&str],
+        answers: &[(&str, &str)],
+        variables: &[(&str, &str)],
+        size: Option<(u16, u16)>,
+    ) -> (i32, String) {
         let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&ours).expect("it is ours");
         unlockpt(&ours).expect("it can be opened");
@@ -113,6 +126,17 @@ impl Live {
                 .expect("its other side")
         };
         let (input, output, errors) = (open(), open(), open());
+        if let Some((columns, rows)) = size {
+            let size = Winsize {
+                ws_row: rows,
+                ws_col: columns,
+                ws_xpixel: 0,
+                ws_ypixel: 0,
+            };
+            tcsetwinsize(&output, size).expect("it has a size");
+        }
+        // On Linux, our side tells the modes of the other one.
+        let before = tcgetattr(&ours).expect("modes").local_modes;
         let mut child = Command::new(env!("CARGO_BIN_EXE_statehold"))
             .args(args)
             .env_clear()
@@ -125,14 +149,17 @@ impl Live {
             .spawn()
             .expect("the program starts");
         let mut terminal = std::fs::File::from(ours);
-        let mut typed = Some(typed);
-        let mut said = Vec::new();
+        let mut answers = answers.iter();
+        let mut next = answers.next();
+        let (mut said, mut answered) = (Vec::new(), 0);
         loop {
-            let screen = String::from_utf8_lossy(&said);
-            if screen.contains(prompt)
-                && let Some(typed) = typed.take()
+            while let Some((prompt, typed)) = next
+                && let Some(at) = find(&said[answered..], prompt.as_bytes())
             {
+                // Input behind the prompt belongs to the next answer.
+                answered += at + prompt.len();
                 terminal.write_all(typed.as_bytes()).expect("it is typed");
+                next = answers.next();
             }
             let mut piece = [0; 4096];
             // The other side closing ends it with an error on Linux.
@@ -141,6 +168,8 @@ impl Live {
                 _ => break,
             }
         }
+        let after = tcgetattr(&terminal).expect("modes").local_modes;
+        assert_eq!(after, before, "{args:?} left the terminal in another mode");
         let screen = String::from_utf8_lossy(&said).into_owned();
         let code = child.wait().expect("it ends").code().expect("by itself");
         (code, screen)
@@ -214,6 +243,14 @@ impl Live {
     pub(super) fn hold(&self, id: &str) -> Value {
         self.get(&format!("/holds/{id}"))
     }
+}
+
+/// Where some bytes are in others.
+fn find(said: &[u8], wanted: &[u8]) -> Option<usize> {
+    if wanted.is_empty() {
+        return Some(0);
+    }
+    said.windows(wanted.len()).position(|piece| piece == wanted)
 }
 
 pub(super) fn text(value: &Value, field: &str) -> String {

@@ -22,7 +22,7 @@ fn a_hold_has_many_names_and_none_is_guessed() {
     let second = live.story("b");
     let other = live.ask_to_delete(&second, "low");
     let ended = live.check(&["approvals", "show", "R2.h1"], 2, &["more than one hold"]);
-    let short = |session: &str| format!("…{}/R2.h1", &session[30..]);
+    let short = |session: &str| format!("{}/R2.h1", &session[30..]);
     for session in [&first.session, &second.session] {
         assert!(ended.err.contains(&short(session)), "{}", ended.err);
     }

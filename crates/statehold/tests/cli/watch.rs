@@ -128,3 +128,99 @@ fn a_tree_is_followed() {
     assert!(following.line().contains("waits for R2.h1"));
     assert!(following.line().contains("approval R2.h1 open"));
 }
+
+#[test]
+fn a_key_shows_the_whole_hold_and_its_digest_and_then_asks_like_the_command() {
+    let live = Live::start();
+    let story = live.story("a");
+    let hold = live.ask_to_delete(&story, "high");
+    let watch = |answers: &[(&str, &str)]| {
+        live.converse_on_terminal(&["approvals", "watch"], answers, &[], Some((80, 24)))
+    };
+    let back = "Enter goes back to the list. ";
+    // Neither keys that were typed ahead nor Enter alone approve.
+    for typed in ["\n", "y\n", "user 8\n"] {
+        let answers = [
+            ("q quit", "ay\nuser 7\n"),
+            ("to approve: ", typed),
+            (back, "\n"),
+            ("q quit", "q"),
+        ];
+        let (code, screen) = watch(&answers);
+        assert_eq!(code, 0, "{screen}");
+        assert!(screen.contains("nothing was decided"), "{screen}");
+        assert_eq!(live.hold(&hold)["status"], "open", "{typed:?}: {screen}");
+    }
+    let answers = [
+        ("q quit", "a"),
+        ("to approve: ", "user 7\n"),
+        (back, "\n"),
+        ("q quit", "q"),
+    ];
+    let (code, screen) = watch(&answers);
+    assert_eq!(code, 0, "{screen}");
+    let digest = live.hold(&hold)["action"]["digest"].clone();
+    let digest = digest.as_str().expect("a digest");
+    let (before, after) = screen.split_once("to approve: ").expect("it asks");
+    assert!(
+        before.contains(digest) && before.contains("then it is rejected"),
+        "{screen}"
+    );
+    assert!(after.contains("✓ approved R2.h1"), "{screen}");
+    assert_eq!(live.hold(&hold)["status"], "approved");
+}
+
+#[test]
+fn keys_choose_a_hold_and_reject_it_with_words_only() {
+    let live = Live::start();
+    let [first, second] = ["a", "b"].map(|name| live.ask_to_delete(&live.story(name), "high"));
+    let args = ["approvals", "watch"];
+    let why = "rejects nothing): ";
+    let back = "Enter goes back to the list. ";
+    let answers = [
+        ("q quit", "s"),
+        ("q quit", "r"),
+        (why, "\n"),
+        (back, "\n"),
+        ("q quit", "r"),
+        (why, "not now\n"),
+        (back, "\n"),
+        ("q quit", "\u{3}"),
+    ];
+    let (code, screen) = live.converse_on_terminal(&args, &answers, &[], Some((80, 24)));
+    assert_eq!(code, 0, "{screen}");
+    assert_eq!(live.hold(&first)["status"], "open", "{screen}");
+    let rejected = live.hold(&second);
+    assert_eq!(rejected["status"], "rejected", "{screen}");
+    assert_eq!(rejected["decision"]["comment"], "not now");
+}
+
+#[test]
+fn a_key_for_a_decision_that_is_not_offered_does_nothing() {
+    let live = Live::start();
+    let story = live.story("a");
+    let hold = live.ask_to_delete(&story, "low");
+    // Bob asked for it, so he may not decide.
+    let bob = live.key(&["client", "approver"], Some("bob"));
+    let variables = [("STATEHOLD_TOKEN", bob.as_str())];
+    let answers = [("You cannot decide this", "aremi"), ("q quit", "q")];
+    let args = ["approvals", "watch"];
+    let (code, screen) = live.converse_on_terminal(&args, &answers, &variables, Some((80, 24)));
+    assert_eq!(code, 0, "{screen}");
+    assert!(!screen.contains("[y/N]"), "{screen}");
+    assert_eq!(live.hold(&hold)["status"], "open");
+}
+
+#[test]
+fn in_ci_there_are_no_keys() {
+    let live = Live::start();
+    let story = live.story("a");
+    live.ask_to_delete(&story, "low");
+    let args = ["approvals", "watch", "--count", "1"];
+    let (code, screen) = live.run_on_terminal(&args, "a", &[("CI", "1")]);
+    assert_eq!(code, 0, "{screen}");
+    assert!(
+        screen.contains("Ctrl-C ends") && !screen.contains("q quit"),
+        "{screen}"
+    );
+}

@@ -20,7 +20,9 @@ use super::super::generation::{Generation, RunnerShared, TurnPermit};
 use super::*;
 use crate::http::HttpPool;
 use crate::message::AgentMessage;
-use crate::spec::{AgentBook, AgentKind, AgentSpec, CallerTrust, ChatSessions};
+use crate::spec::{
+    AgentBook, AgentKind, AgentSpec, CallerTrust, ChatSessions, StageDetail, StateFormat,
+};
 use crate::turn::TurnAnswer;
 
 fn name(text: &str) -> Name {
@@ -109,6 +111,8 @@ impl Scene {
             sessions: ChatSessions::None,
             caller_history: CallerTrust::default(),
             references: false,
+            stages: StageDetail::default(),
+            state_format: StateFormat::default(),
             brief_on_loss: false,
             digest: Digest::sha256(b"assistant"),
         };
@@ -116,7 +120,7 @@ impl Scene {
         let permit = Arc::clone(&turns).acquire_owned().await.expect("a seat");
         let seat = TurnPermit::new(turns, permit);
         let claimed = ClaimedTurn::of(&self.engine, &self.server, claimed).expect("it is live");
-        let run = AgentRun::open(Arc::new(generation), Arc::new(spec), claimed, seat).await;
+        let run = AgentRun::open(Arc::new(generation), Arc::new(spec), claimed, seat, None).await;
         run.expect("a run")
     }
 

@@ -28,6 +28,7 @@ fn every_command(w: &World) -> Vec<Command> {
             labels: None,
             name: Some(Change::Clear),
             ttl: None,
+            hidden_ttl_ms: None,
         },
         fork(),
     ]);
@@ -147,6 +148,16 @@ fn lives(mode: TtlMode, ms: u64) -> Command {
         labels: None,
         name: None,
         ttl: Some(Change::Set(TimeToLive { mode, ms })),
+        hidden_ttl_ms: None,
+    }
+}
+
+fn keeps_hidden(ms: u64) -> Command {
+    Command::PatchSession {
+        labels: None,
+        name: None,
+        ttl: None,
+        hidden_ttl_ms: Some(Change::Set(ms)),
     }
 }
 
@@ -197,13 +208,69 @@ fn a_life_that_is_too_short_or_too_long_is_refused() {
             w.no(lives(TtlMode::Fixed, ms)),
             Rejection::Limit { .. }
         ));
+        assert!(matches!(w.no(keeps_hidden(ms)), Rejection::Limit { .. }));
     }
     let nothing = Command::PatchSession {
         labels: None,
         name: None,
         ttl: None,
+        hidden_ttl_ms: None,
     };
     assert_eq!(w.no(nothing), Rejection::EmptyPatch);
+}
+
+#[test]
+fn hidden_payloads_are_due_a_while_after_the_last_use_and_the_session_goes_on() {
+    let mut w = new_session();
+    w.ok(keeps_hidden(60_000));
+    w.ok(lives(TtlMode::Sliding, 600_000));
+    w.ok(leased(start("a1")));
+    w.ok(w.complete("R1"));
+    let ends_at = w.state.expires_at;
+    w.wait_s(59);
+    assert_eq!(w.no(Command::EraseHidden), Rejection::HiddenNotDue);
+    w.wait_s(1);
+    w.ok(Command::EraseHidden);
+    assert_eq!(w.state.status(), SessionStatus::Idle);
+    assert_eq!(w.state.expires_at, ends_at, "no timer lengthens its life");
+    assert_eq!(
+        w.no(Command::EraseHidden),
+        Rejection::HiddenNotDue,
+        "nothing is left to erase"
+    );
+    w.ok(leased(start("a1")));
+    w.ok(w.complete("R2"));
+    w.wait_s(60);
+    w.ok(Command::EraseHidden);
+}
+
+#[test]
+fn hidden_payloads_wait_for_the_requests_that_need_them() {
+    let mut w = held_chain(1);
+    w.ok(keeps_hidden(1_000));
+    w.wait_s(5);
+    assert_eq!(w.no(Command::EraseHidden), Rejection::HiddenNotDue);
+    w.ok(w.approve("R1.h1"));
+    w.ok(w.complete("R1"));
+    assert_eq!(w.no(Command::EraseHidden), Rejection::HiddenNotDue);
+    w.wait_s(1);
+    w.ok(Command::EraseHidden);
+}
+
+#[test]
+fn hidden_payloads_of_a_closed_session_are_erased_once() {
+    let mut w = new_session();
+    w.ok(keeps_hidden(1_000));
+    w.ok(lives(TtlMode::Fixed, 60_000));
+    w.ok(close_session(true));
+    w.wait_s(1);
+    w.ok(Command::EraseHidden);
+    assert_eq!(
+        (w.state.expires_at, w.state.hidden_expires_at),
+        (None, None)
+    );
+    w.wait_s(60);
+    assert_eq!(w.no(Command::ExpireSession), Rejection::SessionNotExpired);
 }
 
 #[test]

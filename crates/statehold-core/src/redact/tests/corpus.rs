@@ -268,6 +268,12 @@ fn of_no_vendor(make: &mut Maker) -> Vec<Secret> {
         make.text(ALNUM, 20),
         "\nB=2",
     ));
+    all.push((
+        "secret-key-name",
+        "the service said {\"password\": \"",
+        make.text(ALNUM, 12),
+        "\"} and went away",
+    ));
     all
 }
 

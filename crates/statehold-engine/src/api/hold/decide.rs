@@ -125,6 +125,21 @@ pub async fn decide_shown(
     detail: &HoldDetail,
     answer: DecisionInput,
 ) -> Result<Receipt<DecisionReceipt>, EngineError> {
+    decide_resuming(engine, (call, None), key, detail, answer).await
+}
+
+/// The same, with a credential of the caller for the work that goes on.
+///
+/// # Errors
+///
+/// As [`decide`].
+pub(crate) async fn decide_resuming(
+    engine: &Engine,
+    (call, resumed_with): (&Call, Option<&Credential>),
+    key: Option<&str>,
+    detail: &HoldDetail,
+    answer: DecisionInput,
+) -> Result<Receipt<DecisionReceipt>, EngineError> {
     require_decider(detail.why_not.as_ref(), detail.closed.is_some())?;
     let shown = answer.digest()?;
     require_fields(&answer)?;
@@ -161,6 +176,7 @@ pub async fn decide_shown(
     let words = to_bytes(&words);
     decision.body = (words != b"{}").then(|| write.payloads.put_decision(words));
     write.credential = credential.as_ref();
+    write.resumed_with = resumed_with.filter(|_| credential.is_none());
     let command = Command::DecideHold { hold: id, decision };
     // If the core refuses an edit, the key made for its arguments is destroyed when the action ends.
     let by = engine.principal_name(&call.caller).await?;

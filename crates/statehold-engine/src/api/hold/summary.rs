@@ -24,6 +24,10 @@ pub struct HoldRef {
     pub title: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Time>,
+    /// In a tree, for callers who may read traces: who decided it, the name of a person, the id of a key, `local` or
+    /// `system`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decided_by: Option<String>,
 }
 
 impl HoldRef {
@@ -48,6 +52,7 @@ impl HoldRef {
             status: decision.map_or(HoldStatus::Open, |decision| decision.status),
             title,
             expires_at: hold.deadline.map(Into::into),
+            decided_by: None,
         }
     }
 }

@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 
 use super::action::ActionView;
 use super::evidence::EvidenceView;
+use super::excerpt::ExcerptView;
 use super::{alias, chain, task_path};
 use crate::api::json::{Raw, Time};
 use crate::bodies::{DecisionBody, HoldBody, Reason, parse};
@@ -83,6 +84,10 @@ pub struct HoldView {
     pub on_expiry: OnExpiry,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision: Option<DecisionView>,
+    /// For callers who may decide the hold now, in the read of one hold: the last visible messages of the
+    /// conversation when the hold was opened, as many as the policy of the agent shows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excerpt: Option<ExcerptView>,
     /// The evidence of the decision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<EvidenceView>,
@@ -183,13 +188,13 @@ impl HoldView {
         shown
     }
 
-    /// Shows the action and the content of the decision only with `sees_action`, and user, app and evidence
-    /// only to callers who may decide or read traces.
+    /// Shows the action, the content of the decision and its evidence only with `sees_action`; names, user and app
+    /// only to callers who may see names.
     fn shown(detail: &HoldDetail, sees_action: bool) -> Self {
         let hold = &detail.hold;
         let body: HoldBody = parse(detail.body.as_deref());
         let words: DecisionBody = parse(detail.decision_body.as_deref());
-        let sees_whose = detail.sees_action;
+        let sees_whose = detail.sees_names;
         let decider = detail.decided_by.clone().filter(|_| sees_whose);
         let decision = detail.closed.as_ref().map(|closed| DecisionView {
             status: closed.decision.status,
@@ -232,7 +237,7 @@ impl HoldView {
                 }
             }),
             decision,
-            evidence: EvidenceView::of(detail).filter(|_| sees_whose),
+            evidence: EvidenceView::of(detail).filter(|_| detail.sees_action),
             created_at: detail.opened_at.map(Into::into),
             ..Self::open(base, &detail.lineage, body, sees_action)
         }
@@ -295,6 +300,7 @@ impl HoldView {
             expires_at: hold.deadline.map(Into::into),
             on_expiry: hold.on_expiry,
             decision: None,
+            excerpt: None,
             evidence: None,
             created_at: None,
         }

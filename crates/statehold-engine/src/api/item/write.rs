@@ -103,10 +103,10 @@ fn attachments(
         let source = match (&file.url, &file.reference_url, &file.data) {
             (Some(_), _, None) => AttachmentSource::Url,
             (None, Some(_), None) => AttachmentSource::ReferenceUrl,
-            (None, None, Some(_)) => AttachmentSource::Inline,
+            (None, _, Some(_)) => AttachmentSource::Inline,
             _ => {
                 let detail = format!(
-                    "an attachment of `{path}` has a `url`, a `reference_url` (or both), or `data`"
+                    "an attachment of `{path}` has a `url`, a `reference_url` or `data`, and not both `url` and `data`"
                 );
                 return Err(EngineError::invalid(path, detail));
             }

@@ -18,6 +18,7 @@ use crate::api::json::raw_bytes;
 use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::people::PeopleNames;
 use crate::read::own_page;
 
 pub use view::{AddedMessage, PastValueView, RewindMark, SessionDiff, StateChange};
@@ -92,7 +93,10 @@ pub async fn diff(
         }
     }
     let rest = changes.get(place.skip..).unwrap_or_default();
-    let taken = add_changes(engine, session, rest, limit.bytes, &mut view).await?;
+    let writers = rest.iter().map(|change| change.blame.by);
+    let names = engine.names_for(caller, writers).await?;
+    let page = (session, limit.bytes);
+    let taken = add_changes(engine, page, rest, &names, &mut view).await?;
     let next = if taken < rest.len() {
         Some(DiffPlace {
             through: Some(through),
@@ -244,9 +248,9 @@ fn per_key(every: Vec<KeyChange>) -> Vec<KeyChange> {
 /// Reads the values of changes and adds them to a page until it is full. Returns how many it took, at least one.
 async fn add_changes(
     engine: &Engine,
-    session: SessionId,
+    (session, bytes): (SessionId, u64),
     changes: &[KeyChange],
-    bytes: u64,
+    names: &PeopleNames,
     view: &mut SessionDiff,
 ) -> Result<usize, EngineError> {
     let store = &engine.inner().store;
@@ -265,7 +269,7 @@ async fn add_changes(
                 Some(PastValueView::of(version, found))
             };
             let (before, after) = (value(change.before), value(change.after));
-            let shown = StateChange::of(change, before, after);
+            let shown = StateChange::of(change, names, before, after);
             let size = CHANGE_BYTES + shown.payload_bytes();
             if taken > 0 && size > left {
                 return Ok(taken);

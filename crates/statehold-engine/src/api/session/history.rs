@@ -111,6 +111,8 @@ fn begun_fork(
         deleted: false,
         ttl: made.after.ttl,
         expires_at: made.after.expires_at,
+        hidden_ttl_ms: made.after.hidden_ttl_ms,
+        hidden_expires_at: made.after.hidden_expires_at,
         revision: content.seq,
         created_at: content.at,
         updated_at: content.at,

@@ -49,6 +49,13 @@ pub struct SessionInput {
     pub ttl_seconds: Option<u64>,
     /// The start of the time to live.
     pub ttl_mode: Option<TtlMode>,
+    /// How long the session keeps its hidden items and private states after its last commit, in seconds. They wait
+    /// for live requests.
+    #[schema(minimum = 1, maximum = 316_224_000)]
+    pub hidden_ttl_seconds: Option<u64>,
+    /// Whether a chat surface makes it, so that the defaults of chats apply.
+    #[serde(skip)]
+    pub is_chat: bool,
     /// Whether to answer with the session that has the `name`, if there is one; it stays as it is.
     #[serde(default)]
     pub get_or_create: bool,
@@ -72,6 +79,10 @@ pub struct SessionChanges {
     pub ttl_seconds: Option<Change<u64>>,
     /// The start of the time to live.
     pub ttl_mode: Option<TtlMode>,
+    /// How long the session keeps its hidden items and private states after its last commit, in seconds.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
+    pub hidden_ttl_seconds: Option<Change<u64>>,
 }
 
 /// Distinguishes a field that is null from a missing one.
@@ -140,6 +151,15 @@ pub(crate) fn require_name(name: &str) -> Result<(), EngineError> {
         let detail = "`name` is 1 to 256 bytes without control or invisible characters";
         Err(EngineError::invalid("name", detail))
     }
+}
+
+pub(crate) fn hidden_ttl_ms(seconds: u64) -> Result<u64, EngineError> {
+    let ms = seconds.saturating_mul(1_000);
+    if !limits::SESSION_TTL_MS.contains(&ms) {
+        let detail = "`hidden_ttl_seconds` is 1 to 316224000 (ten years)";
+        return Err(EngineError::invalid("hidden_ttl_seconds", detail));
+    }
+    Ok(ms)
 }
 
 pub(crate) fn time_to_live(seconds: u64, mode: Option<TtlMode>) -> Result<TimeToLive, EngineError> {

@@ -16,6 +16,7 @@ use crate::api::hold::PendingHoldView;
 use crate::api::item::{ItemView, MessageView};
 use crate::api::json::Time;
 use crate::api::schema::RecordForm;
+use crate::api::trace::FailedRequest;
 
 /// A session.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -39,6 +40,13 @@ pub struct SessionView {
     pub updated_at: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 316_224_000)]
+    pub hidden_ttl_seconds: Option<u64>,
+    /// When its hidden items and private states are removed. It moves with each commit, and is missing while a request
+    /// is live and once they are removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden_expires_at: Option<Time>,
     /// The origin of a fork.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forked_from: Option<ForkOrigin>,
@@ -66,6 +74,8 @@ impl SessionView {
             created_at: summary.created_at.into(),
             updated_at: summary.updated_at.into(),
             expires_at: summary.expires_at.map(Into::into),
+            hidden_ttl_seconds: summary.hidden_ttl_ms.map(|ms| ms / 1_000),
+            hidden_expires_at: summary.hidden_expires_at.map(Into::into),
             forked_from: summary.forked_from.map(Into::into),
             pending: None,
             pending_total: None,
@@ -114,6 +124,10 @@ pub struct MessagePage {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct TracePage {
     pub messages: Vec<ItemView>,
+    /// The failed requests among those of the items, the newest first, and why each failed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub failures: Vec<FailedRequest>,
     pub revision: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
@@ -124,6 +138,8 @@ pub struct TracePage {
 pub struct RecordPage {
     #[schema(value_type = Vec<RecordForm>)]
     pub records: Vec<Box<RawValue>>,
+    /// The names of the people who are principals in the records. Erased names are left out.
+    pub names: BTreeMap<String, String>,
     pub revision: u64,
 }
 

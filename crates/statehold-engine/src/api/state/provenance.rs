@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::principal::Principal;
 use statehold_core::record::{Event, Record};
 use statehold_core::scope::{Scope, StateKey};
+use statehold_core::time::Timestamp;
 use statehold_store::SharedOwner;
 use utoipa::ToSchema;
 
@@ -24,7 +26,7 @@ pub const PROVENANCE_KEYS_MAX: usize = 256;
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Provenance {
     pub at: Time,
-    /// The principal that wrote it, as in the record.
+    /// Who wrote it: the name of a person, the id of a key, `local` or `system`.
     pub by: String,
     /// The request that wrote it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -62,22 +64,18 @@ pub async fn add_provenance(
     require_provenance_reader(engine, caller, session).await?;
     let owner = engine.owner(session).await?;
     let mut records: BTreeMap<u64, Option<Record>> = BTreeMap::new();
-    let mut found = BTreeMap::new();
+    let mut writers = BTreeMap::new();
     for (text, version) in view.versions.iter().take(PROVENANCE_KEYS_MAX) {
         let Ok(key) = StateKey::lenient(text) else {
             continue;
         };
-        let provenance = match key.scope() {
+        let write = match key.scope() {
             Scope::Temp => None,
             scope @ (Scope::App | Scope::User) => {
                 let owner = SharedOwner::of(&owner, scope);
                 let value = engine.inner().store.shared_value(owner, key).await?;
                 let value = value.filter(|value| value.version == *version);
-                value.map(|value| Provenance {
-                    at: value.at.into(),
-                    by: value.by.to_string(),
-                    request_id: value.request,
-                })
+                value.map(|value| (value.by, value.at, value.request))
             }
             Scope::Session => {
                 if !records.contains_key(version) {
@@ -85,30 +83,34 @@ pub async fn add_provenance(
                     records.insert(*version, record);
                 }
                 let record = records.get(version).and_then(Option::as_ref);
-                record.map(|record| Provenance::of_record(record, &key))
+                record.map(|record| write_in(record, &key))
             }
         };
-        found.extend(provenance.map(|provenance| (text.clone(), provenance)));
+        writers.extend(write.map(|write| (text.clone(), write)));
     }
-    view.provenance = Some(found);
+    let people = writers.values().map(|(by, ..)| *by);
+    let names = engine.names_for(caller, people).await?;
+    let found = writers.into_iter().map(|(text, (by, at, request_id))| {
+        let (at, by) = (at.into(), names.of(&by));
+        (text, Provenance { at, by, request_id })
+    });
+    view.provenance = Some(found.collect());
     Ok(())
 }
 
-impl Provenance {
-    fn of_record(record: &Record, key: &StateKey) -> Self {
-        let content = &record.content;
-        let mut events = content.events.iter();
-        Self {
-            at: content.at.into(),
-            by: content.principal.to_string(),
-            request_id: events.find_map(|event| match event {
-                Event::StatePut {
-                    key: written,
-                    request,
-                    ..
-                } if written == key => *request,
-                _ => None,
-            }),
-        }
-    }
+/// Who wrote a value, when, and for which request.
+type Write = (Principal, Timestamp, Option<RequestId>);
+
+fn write_in(record: &Record, key: &StateKey) -> Write {
+    let content = &record.content;
+    let mut events = content.events.iter();
+    let request = events.find_map(|event| match event {
+        Event::StatePut {
+            key: written,
+            request,
+            ..
+        } if written == key => *request,
+        _ => None,
+    });
+    (content.principal, content.at, request)
 }

@@ -14,6 +14,9 @@ use crate::bodies::{ItemBody, parse, payload};
 use crate::engine::Engine;
 use crate::error::EngineError;
 
+/// How many models an account names.
+const MODELS_MAX: usize = 64;
+
 /// Tokens, as far as agents recorded them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
@@ -131,6 +134,31 @@ pub struct TurnAccount {
     pub via: Vec<String>,
     /// The tokens of all of them.
     pub usage: TokenUsage,
+    /// The tokens of each model that was named, in the order in which they were first asked.
+    pub models: Vec<(String, TokenUsage)>,
+}
+
+impl TurnAccount {
+    fn add(&mut self, used: UsedTokens) {
+        self.usage = self.usage.plus(used.usage);
+        let Some(model) = used.model else {
+            return;
+        };
+        let mut known = self.models.iter_mut();
+        if let Some((_, usage)) = known.find(|(known, _)| *known == model) {
+            *usage = usage.plus(used.usage);
+        } else if self.models.len() < MODELS_MAX {
+            self.models.push((model, used.usage));
+        }
+    }
+}
+
+/// The tokens of a step, and the model that used them.
+#[derive(Default, Deserialize)]
+struct UsedTokens {
+    #[serde(flatten)]
+    usage: TokenUsage,
+    model: Option<String>,
 }
 
 /// An account while records are added to it.
@@ -191,7 +219,7 @@ impl TurnLedger {
                 }
                 Event::ItemsAppended { request, items, .. } if self.requests.contains(request) => {
                     for item in items.iter().filter(|item| item.kind == ItemKind::Step) {
-                        self.account.usage = self.account.usage.plus(usage_of(stored, item));
+                        self.account.add(usage_of(stored, item));
                     }
                 }
                 _ => {}
@@ -201,10 +229,10 @@ impl TurnLedger {
     }
 }
 
-fn usage_of(stored: &StoredRecord, item: &Item) -> TokenUsage {
+fn usage_of(stored: &StoredRecord, item: &Item) -> UsedTokens {
     #[derive(Deserialize)]
     struct UsageData {
-        usage: Option<TokenUsage>,
+        usage: Option<UsedTokens>,
     }
     let body: ItemBody = parse(payload(stored, item.body));
     let data = body

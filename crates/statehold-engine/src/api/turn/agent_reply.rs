@@ -3,11 +3,13 @@
 use serde::Deserialize;
 use serde_json::Value;
 use statehold_core::ids::RequestId;
-use statehold_core::item::Role;
+use statehold_core::item::{ItemKind, Role};
+use statehold_core::record::Event;
 use statehold_store::StoredRecord;
 
 use crate::api::json::{Raw, raw_bytes};
 use crate::bodies::{ItemBody, message_in, payload, text_of};
+use crate::stage::{STAGES_NOTE, Stage};
 
 /// The reply of an agent.
 #[derive(Debug, Default)]
@@ -20,6 +22,8 @@ pub struct AgentReply {
     pub tool_calls: Option<Vec<Value>>,
     /// The state of an agent whose caller keeps it, as the agent wrote it.
     pub state: Option<Raw>,
+    /// The stages of the turn, for surfaces that show them.
+    pub stages: Vec<Stage>,
 }
 
 /// The parts of a reply that a caller gets beside its text and files.
@@ -29,6 +33,8 @@ pub struct ReplyParts {
     pub calls: bool,
     /// The state of the agent, sealed: only of a call without a session.
     pub state: bool,
+    /// The stages of the turn.
+    pub stages: bool,
 }
 
 impl AgentReply {
@@ -50,8 +56,33 @@ impl AgentReply {
             attachments: files.collect(),
             tool_calls: Some(data.tool_calls).filter(|calls| parts.calls && !calls.is_empty()),
             state: data.state.filter(|_| parts.state),
+            stages: if parts.stages {
+                stages_in(stored, request).unwrap_or_default()
+            } else {
+                Vec::new()
+            },
         })
     }
+}
+
+/// The stages in the note of the record that ended a request.
+fn stages_in(stored: &StoredRecord, of: RequestId) -> Option<Vec<Stage>> {
+    let mut notes = stored
+        .record
+        .content
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::ItemsAppended { request, items, .. } if *request == of => Some(items),
+            _ => None,
+        });
+    let notes = notes.next_back()?.iter().rev();
+    let mut notes = notes.filter(|item| item.kind == ItemKind::Note);
+    notes.find_map(|note| {
+        let body: ItemBody = serde_json::from_slice(payload(stored, note.body)?).ok()?;
+        let is_stages = body.name.as_deref() == Some(STAGES_NOTE);
+        serde_json::from_str(body.data.filter(|_| is_stages)?.get()).ok()
+    })
 }
 
 /// The `data` of a reply, as far as callers get it.

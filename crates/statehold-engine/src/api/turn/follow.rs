@@ -17,12 +17,13 @@ use super::earlier::EarlierTurn;
 use super::{AgentReply, EarlierAnswer, ReplyParts, TurnAccount, TurnHandle};
 use crate::answer_memory::{AnswerMemory, SMALL_PAYLOAD_BYTES, take_unless_small};
 use crate::api::json::{Raw, raw_bytes};
-use crate::background::drafts::DraftReader;
+use crate::background::drafts::{DraftChange, DraftReader};
 use crate::bodies::{error_in, payload};
 use crate::error::EngineError;
 use crate::holds::{HoldDetail, fitting_holds, oldest};
 use crate::own_work::Progress;
 use crate::read::StoredRequest;
+use crate::stage::StageChange;
 
 /// How many holds of a paused turn are shown.
 const HOLDS_MAX: usize = 100;
@@ -121,8 +122,12 @@ impl FinishedRecord {
 pub enum TurnEvent {
     /// The next piece of the answer while the agent writes it. It is a draft: the committed answer counts.
     Delta(String),
+    /// A change of the stages of the turn, also a draft.
+    Stage(StageChange),
     /// The turn waits for people, and the caller waits too: more events follow.
     Paused(Box<TurnSnapshot>),
+    /// The turn goes on: people have decided.
+    Resumed,
     /// The last event: the turn has ended, or waits for people and the caller does not wait any longer.
     Over(Box<TurnSnapshot>),
 }
@@ -347,6 +352,7 @@ impl TurnHandle {
         TurnFollower {
             turn: self.clone(),
             draft,
+            reads_stages: false,
             deadline,
             shown: Vec::new(),
             looked_at: None,
@@ -385,6 +391,8 @@ pub struct TurnFollower {
     turn: TurnHandle,
     /// The answer in progress. None if the caller does not read it, or all of it was read.
     draft: Option<DraftReader>,
+    /// Whether changes of its stages are events.
+    reads_stages: bool,
     deadline: Instant,
     /// The holds of the pause that was reported last.
     shown: Vec<HoldId>,
@@ -393,6 +401,16 @@ pub struct TurnFollower {
 }
 
 impl TurnFollower {
+    /// Also reports changes of the stages. For clients that show them: to others, a turn that has only begun a stage has
+    /// said nothing yet.
+    #[must_use]
+    pub fn with_stages(self, reads_stages: bool) -> Self {
+        Self {
+            reads_stages,
+            ..self
+        }
+    }
+
     /// The next event.
     ///
     /// # Errors
@@ -405,6 +423,10 @@ impl TurnFollower {
                 let (snapshot, revision) = self.turn.look(memory).await?;
                 let is_paused = snapshot.as_ref().is_some_and(TurnSnapshot::is_paused);
                 self.looked_at = Some((revision, is_paused));
+                if snapshot.is_none() && !self.shown.is_empty() {
+                    self.shown.clear();
+                    return Ok(TurnEvent::Resumed);
+                }
                 if let Some(event) = snapshot.and_then(|snapshot| self.event_of(snapshot)) {
                     return Ok(event);
                 }
@@ -412,14 +434,18 @@ impl TurnFollower {
             };
             let piece = async {
                 match &mut self.draft {
-                    Some(draft) => draft.next().await,
+                    Some(draft) => draft.next_change().await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 biased;
                 piece = piece => match piece {
-                    Some(piece) => return Ok(TurnEvent::Delta(piece)),
+                    Some(DraftChange::Text(piece)) => return Ok(TurnEvent::Delta(piece)),
+                    Some(DraftChange::Stage(change)) if self.reads_stages => {
+                        return Ok(TurnEvent::Stage(change));
+                    }
+                    Some(DraftChange::Stage(_)) => {}
                     None => self.draft = None,
                 },
                 changed = self.turn.engine.changed_after(self.turn.session, revision) => {

@@ -25,7 +25,7 @@ use crate::read::RequestDetail;
 
 pub use self::message::{CarriedMessage, Conversation};
 pub use self::place::{CarriedPlace, SessionReference};
-pub(super) use self::place::{SearchStep, with_note};
+pub(super) use self::place::{SearchStep, with_members, with_note};
 
 /// How many requests with the message of a client are compared.
 const CANDIDATES_MAX: usize = 32;

@@ -16,7 +16,7 @@ use super::earlier::{EarlierTurn, fitting};
 use super::question::{OpenQuestions, choices, open_questions, spoken_to_approval};
 use super::{DeliveryLog, StartedTurn, TurnDecision, TurnInput, as_client};
 use crate::answer_memory::SMALL_PAYLOAD_BYTES;
-use crate::api::hold::{DecisionInput, decide_shown};
+use crate::api::hold::{DecisionInput, decide_resuming};
 use crate::api::json::raw_text;
 use crate::bodies::{DecisionBody, error_in, message_in, parse, payload};
 use crate::caller::Caller;
@@ -201,7 +201,9 @@ impl<'a> TurnSearch<'a> {
         &self,
         decisions: Vec<TurnDecision>,
     ) -> Result<RequestId, EngineError> {
-        let call = &self.input.call;
+        let TurnInput {
+            call, credential, ..
+        } = self.input;
         let mut root = None;
         for decision in decisions {
             let detail = self.engine.hold(&call.caller, decision.hold_id).await?;
@@ -211,7 +213,14 @@ impl<'a> TurnSearch<'a> {
             }
             let key = decision.key.clone();
             let answer = decision.answer()?;
-            decide_shown(self.engine, call, key.as_deref(), &detail, answer).await?;
+            decide_resuming(
+                self.engine,
+                (call, credential.as_ref()),
+                key.as_deref(),
+                &detail,
+                answer,
+            )
+            .await?;
             root = first;
         }
         root.ok_or(EngineError::NotFound)
@@ -247,7 +256,8 @@ impl<'a> TurnSearch<'a> {
             reason: None,
         };
         let (call, key) = (&self.input.call, self.input.key.as_deref());
-        decide_shown(self.engine, call, key, question, answer).await?;
+        let call = (call, self.input.credential.as_ref());
+        decide_resuming(self.engine, call, key, question, answer).await?;
         Ok(())
     }
 

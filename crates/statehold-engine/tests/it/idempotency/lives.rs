@@ -169,6 +169,7 @@ impl Lives {
             labels: None,
             state: StatePatch::default(),
             ttl: None,
+            hidden_ttl_ms: None,
         };
         let (call, payloads) = (Call::by(self.caller.clone()), Payloads::none());
         let done = testing::commit(engine, session, &call, (&create, &payloads), None);

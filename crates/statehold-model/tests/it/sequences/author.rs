@@ -87,6 +87,10 @@ impl Author<'_> {
                 let server = Actor::system(fixtures::name("t1"));
                 Some((Command::ExpireSession, server))
             }
+            Act::EraseHidden => {
+                let server = Actor::system(fixtures::name("t1"));
+                Some((Command::EraseHidden, server))
+            }
             Act::DeleteSession => Some((Command::DeleteSession, fixtures::client())),
             Act::Close => {
                 let cancel_live = self.dice.roll(3) == 0;
@@ -909,7 +913,17 @@ impl Author<'_> {
             _ => None,
         };
         let labels = self.dice.odd(4).then(|| self.maybe_huge());
-        Command::PatchSession { labels, name, ttl }
+        let hidden_ttl_ms = match self.dice.roll(6) {
+            0..3 => Some(Change::Set(self.dice.one(&[1_000, 2_000, 30_000, 500]))),
+            3 => Some(Change::Clear),
+            _ => None,
+        };
+        Command::PatchSession {
+            labels,
+            name,
+            ttl,
+            hidden_ttl_ms,
+        }
     }
 
     /// A command that was refused, once more: by now it may be allowed.

@@ -174,6 +174,7 @@ const REQUIRED: &[(&str, u64)] = &[
     ("command CreateSession", 100),
     ("command DecideHold", 500),
     ("command DeleteSession", 10),
+    ("command EraseHidden", 20),
     ("command ExpireHold", 100),
     ("command ExpireSession", 100),
     ("command FailRequest", 100),

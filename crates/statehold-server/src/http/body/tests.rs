@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::stream;
+use serde_json::Value;
 use statehold_core::digest::Digest;
 use statehold_engine::{Engine, EngineOptions, MemoryKeys, PayloadKeys as _, SystemClock};
 use statehold_store::memory::MemoryStore;
@@ -224,7 +225,107 @@ async fn nothing_of_a_body_is_read_without_an_authenticated_caller() {
     let app = app().await;
     let (sent, body) = SentBody::new(Some(10));
     let request = Request::new(body);
-    let read = Payload::<serde_json::Value>::from_request(request, &app).await;
+    let read = Payload::<Value>::from_request(request, &app).await;
     let refused = read.err().expect("nobody owns it");
     assert_eq!((refused.code, sent.asked()), ("unauthenticated", 0));
+}
+
+/// A JSON list of so many numbers in an object.
+fn list_of(values: usize) -> Bytes {
+    format!(r#"{{"list":[{}0]}}"#, "0,".repeat(values - 3)).into()
+}
+
+async fn parse(app: &App, key: &str, body: Bytes) -> (CallSlot, Result<Value, Problem>) {
+    let owner = owner(app, key);
+    let parsed = owner.parse(app, body, JsonLimits::default()).await;
+    (owner.slot, parsed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_values_of_a_body_take_memory_of_their_key_until_they_are_gone() {
+    let app = app().await;
+    // 256 bytes for each value, and a key may have 1 MiB of them: 4,096 values.
+    let (first, parsed) = parse(&app, "eve", list_of(4_000)).await;
+    parsed.expect("an object");
+    let (_, refused) = parse(&app, "eve", list_of(1_000)).await;
+    let refused = refused.expect_err("the share of the key is taken");
+    assert_eq!(refused.code, "too_many");
+    let (_, other) = parse(&app, "ann", list_of(4_000)).await;
+    other.expect("another key has a share of its own");
+    let (_, text) = parse(
+        &app,
+        "eve",
+        format!(r#"{{"text":"{}"}}"#, "0,".repeat(4_000)).into(),
+    )
+    .await;
+    text.expect("one text takes nothing");
+    let (_, small) = parse(&app, "eve", list_of(SMALL_BODY_VALUES)).await;
+    small.expect("a few values take nothing");
+
+    first.finish_answer(10);
+    let (second, parsed) = parse(&app, "eve", list_of(4_000)).await;
+    parsed.expect("the first call has its answer");
+    second.release_body();
+    let (_third, parsed) = parse(&app, "eve", list_of(4_000)).await;
+    parsed.expect("the second body is gone");
+}
+
+#[tokio::test]
+async fn values_over_the_limit_are_refused_before_anything_is_parsed() {
+    let app = app().await;
+    let owner = owner(&app, "eve");
+    let limits = JsonLimits {
+        values_max: 10,
+        ..JsonLimits::default()
+    };
+    let body = list_of(11);
+    let parsed = owner.parse::<Unparsed>(&app, body, limits).await;
+    let refused = parsed.err().expect("a value too many");
+    assert_eq!((refused.code, refused.status), ("too_many_values", 413));
+    assert_eq!(refused.more.get("max"), Some(&Value::from(10)));
+}
+
+/// Fails the test if it is parsed.
+struct Unparsed;
+
+impl<'de> serde::Deserialize<'de> for Unparsed {
+    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        panic!("the body was parsed")
+    }
+}
+
+/// The thread that parsed it.
+struct Parser(std::thread::ThreadId);
+
+impl<'de> serde::Deserialize<'de> for Parser {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        serde::de::IgnoredAny::deserialize(from)?;
+        Ok(Self(std::thread::current().id()))
+    }
+}
+
+#[tokio::test]
+async fn a_long_body_is_parsed_beside_the_threads_that_serve_calls() {
+    let app = app().await;
+    let owner = owner(&app, "eve");
+    for (bytes, is_apart) in [(SMALL_BODY_BYTES, false), (SMALL_BODY_BYTES + 1, true)] {
+        let filled = bytes - r#"{"a":""}"#.len();
+        let body = Bytes::from(format!(r#"{{"a":"{}"}}"#, "x".repeat(filled)));
+        assert_eq!(body.len(), bytes);
+        let parsed = owner.parse(&app, body, JsonLimits::default()).await;
+        let Parser(thread) = parsed.expect("an object");
+        assert_eq!(thread != std::thread::current().id(), is_apart, "{bytes}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_without_a_single_byte_counts_as_an_empty_object() {
+    #[derive(Debug, serde::Deserialize)]
+    struct Nothing {}
+    let app = app().await;
+    let owner = owner(&app, "eve");
+    for (body, is_read) in [("", true), ("{}", true), (" ", false), ("null", false)] {
+        let parsed = owner.parse::<Nothing>(&app, body.into(), JsonLimits::default());
+        assert_eq!(parsed.await.is_ok(), is_read, "{body:?}");
+    }
 }

@@ -7,19 +7,24 @@ use serde_json::value::RawValue;
 use super::*;
 
 fn parsed<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ParseError> {
-    super::parse(bytes, &JsonLimits::default())
-}
-
-fn parsed_or_empty<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ParseError> {
-    super::parse_or_empty(bytes, &JsonLimits::default())
+    super::scan(bytes, &JsonLimits::default())?;
+    super::read(bytes)
 }
 
 fn scan(bytes: &[u8], limits: &JsonLimits) -> Result<(), JsonError> {
-    scan_text(bytes, limits).map(drop)
+    super::scan(bytes, limits).map(drop)
 }
 
 fn scan_default(text: impl AsRef<[u8]>) -> Result<(), JsonError> {
     scan(text.as_ref(), &JsonLimits::default())
+}
+
+fn count(text: &str, values_max: usize) -> Result<usize, JsonError> {
+    let limits = JsonLimits {
+        values_max,
+        ..JsonLimits::default()
+    };
+    super::scan(text.as_bytes(), &limits)
 }
 
 #[track_caller]
@@ -375,6 +380,7 @@ fn nesting_is_limited_and_never_overflows_the_stack() {
 
     let unlimited = JsonLimits {
         depth_max: usize::MAX,
+        values_max: usize::MAX,
         ..JsonLimits::default()
     };
     let deep = format!("{}{}", "[".repeat(1_000_000), "]".repeat(1_000_000));
@@ -506,7 +512,6 @@ fn a_body_is_an_object() {
     ] {
         let error = parsed::<Value>(body.as_bytes()).expect_err(body);
         assert_eq!(error, ParseError::NotAnObject { found });
-        let error = parsed_or_empty::<Value>(body.as_bytes()).expect_err(body);
         assert_eq!(
             error.to_string(),
             format!("the body is {found}; send an object")
@@ -526,20 +531,45 @@ fn a_body_is_scanned_before_it_is_read() {
 }
 
 #[test]
-fn nothing_counts_as_an_empty_object_only_where_that_is_said() {
-    #[derive(Debug, PartialEq, Deserialize)]
-    struct Nothing {}
-    assert_eq!(parsed_or_empty(b""), Ok(Nothing {}));
-    assert_eq!(parsed_or_empty(b"{}"), Ok(Nothing {}));
-    assert_eq!(parsed::<Nothing>(b""), Err(JsonError::Empty.into()));
-    assert_eq!(
-        parsed_or_empty::<Nothing>(b" "),
-        Err(JsonError::Empty.into())
+fn every_value_counts_once_however_it_is_nested_and_keys_do_not() {
+    for (text, values) in [
+        ("null", 1),
+        ("{}", 1),
+        ("[[],[]]", 3),
+        (r#"{"a":{"b":[1,true,null,"x"]},"c":{}}"#, 8),
+    ] {
+        assert_eq!(count(text, values), Ok(values), "{text}");
+        let refused = count(text, values - 1).expect_err(text);
+        assert!(
+            matches!(refused, JsonError::TooManyValues { .. }),
+            "{text}: {refused:?}"
+        );
+    }
+    let error = count("[1, 2, [3]]", 3).expect_err("a value too many");
+    assert_eq!(error.offset(), 7, "at the value that is one too many");
+}
+
+#[test]
+fn one_text_is_one_value_whatever_its_length() {
+    let text = format!(r#"{{"value":"{}"}}"#, "[0,0]".repeat(1_600_000));
+    assert_eq!(count(&text, 2), Ok(2));
+}
+
+#[test]
+fn the_body_of_a_call_has_room_for_a_long_list_and_for_a_long_conversation() {
+    use statehold_core::limits::MERGED_ELEMENTS_MAX;
+    let list = format!(
+        r#"{{"set":{{"list":[{}0]}}}}"#,
+        "0,".repeat(MERGED_ELEMENTS_MAX - 1)
     );
-    assert_eq!(
-        parsed_or_empty::<Nothing>(b"null"),
-        Err(ParseError::NotAnObject { found: "null" })
+    assert_eq!(scan_default(list), Ok(()));
+    let call = r#"{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}"#;
+    let message = format!(
+        r#"{{"role":"assistant","content":[{{"type":"text","text":"a"}}],"tool_calls":[{call}]}},"#
     );
+    let messages = message.repeat(10_000);
+    let conversation = format!(r#"{{"messages":[{}]}}"#, messages.trim_end_matches(','));
+    assert_eq!(scan_default(conversation), Ok(()));
 }
 
 #[test]

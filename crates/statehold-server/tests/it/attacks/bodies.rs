@@ -1,6 +1,7 @@
-//! Bodies that are announced, and never sent to their end.
+//! Bodies that are announced and never sent to their end, and bodies of very many values.
 
 use serde_json::json;
+use statehold_core::limits::{BODY_VALUES_MAX, MCP_VALUES_MAX};
 use statehold_server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -82,4 +83,61 @@ async fn nothing_of_a_body_is_read_for_a_caller_without_a_key() {
     let (stream, _) = half_sent(&rig.nobody(), "/v1/sessions/x/state", 0).await;
     let answer = answer(stream).await;
     assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+}
+
+/// A list of so many values, itself included.
+fn list(values: usize) -> String {
+    format!("[{}0]", "0,".repeat(values - 2))
+}
+
+#[tokio::test]
+async fn a_body_of_too_many_values_is_refused_at_every_door() {
+    let rig = Rig::in_memory().await;
+    let ann = rig.client("ann").await;
+    let session = new_session(&ann).await;
+    let many = list(BODY_VALUES_MAX);
+    let state = format!("/v1/sessions/{session}/state");
+    let analytics = "/v1/projects/p/locations/global:chat";
+    let adk = "/apps/app/users/ann/sessions";
+    let mcp = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"put_state","arguments":{{"a":{}}}}}}}"#,
+        list(MCP_VALUES_MAX)
+    );
+    for (method, path, body) in [
+        (
+            "PATCH",
+            state.as_str(),
+            format!(r#"{{"set":{{"a":{many}}}}}"#),
+        ),
+        ("POST", "/v1/sessions", format!(r#"{{"labels":{many}}}"#)),
+        ("POST", analytics, format!(r#"{{"inlineContext":{many}}}"#)),
+        ("POST", adk, format!(r#"{{"state":{{"a":{many}}}}}"#)),
+        ("POST", "/mcp", mcp),
+    ] {
+        let accept = ("accept", "application/json, text/event-stream");
+        let answer = ann.send(method, path, &[accept], body).await;
+        let text = answer.text();
+        // Google's errors know no 413.
+        let status = if path == analytics { 400 } else { 413 };
+        assert_eq!(answer.status, status, "{path}: {text}");
+        assert!(text.contains("JSON values"), "{path}: {text}");
+    }
+    let chat = format!(r#"{{"model":"a","messages":[{{"role":"user","content":{many}}}]}}"#);
+    let refused = ann
+        .send("POST", "/openai/v1/chat/completions", &[], chat)
+        .await;
+    assert_eq!(refused.status, 413, "{}", refused.text());
+    let problem = refused.ok(413);
+    assert_eq!(problem["error"]["code"], "too_many_values", "{problem}");
+}
+
+#[tokio::test]
+async fn a_list_of_a_hundred_thousand_elements_and_a_long_text_are_written_as_state() {
+    let rig = Rig::in_memory().await;
+    let ann = rig.client("ann").await;
+    let state = format!("/v1/sessions/{}/state", new_session(&ann).await);
+    let long = list(100_001);
+    let text = "0,".repeat(BODY_VALUES_MAX);
+    let body = format!(r#"{{"set":{{"list":{long},"text":"{text}"}}}}"#);
+    ann.send("PATCH", &state, &[], body).await.ok(200);
 }

@@ -290,12 +290,12 @@ async fn attack_36_nothing_is_below_itself() {
 }
 
 #[tokio::test]
-async fn a_union_of_250_000_elements_is_refused_while_other_sessions_commit() {
+async fn a_union_of_200_000_elements_is_refused_while_other_sessions_commit() {
     let rig = Rig::on_disk().await;
     let (ann, bob) = (rig.client("ann").await, rig.client("bob").await);
     let path = |session: &str| format!("/v1/sessions/{session}/state");
     let (long, other) = (new_session(&ann).await, new_session(&bob).await);
-    let list: Vec<usize> = (0..250_000).collect();
+    let list: Vec<usize> = (0..200_000).collect();
     for key in ["list", "user:list"] {
         let union = json!({"set": {key: list}, "merge": {key: "union"}});
         let refused = tokio::spawn({

@@ -3,6 +3,8 @@
 
 use serde_json::{Value, json};
 use statehold_core::ids::RequestId;
+use statehold_engine::policy::Policies;
+use statehold_engine::{DefaultLifetimes, Lifetimes};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -698,9 +700,17 @@ async fn a_client_may_keep_the_part_of_an_answer_that_failed() {
 
 #[tokio::test]
 async fn sessions_of_chat_calls_have_an_end_that_moves_with_each_commit() {
-    let mut setup = setup();
-    setup.server.chat_session_ttl_seconds = Some(60);
-    let scene = Scene::begin(Rig::with(setup).await).await;
+    let scene = Scene::begin(Rig::with(setup()).await).await;
+    scene.rig.engine.set_policies(Policies {
+        lifetimes: DefaultLifetimes {
+            chats: Lifetimes {
+                session_ms: Some(60_000),
+                hidden_ms: None,
+            },
+            ..DefaultLifetimes::default()
+        },
+        ..Policies::default()
+    });
     let mut window = Window::of(&scene.ann);
     window.turn(&scene, "hello", "hi").await;
     let mut again = window.clone();

@@ -29,7 +29,16 @@ struct Upstream {
 }
 
 /// A server that runs its agents, with these answerers for contexts of callers.
-pub(super) async fn host(book: AgentBook, answerers: Vec<Name>) -> (Rig, Runner) {
+pub(crate) async fn host(book: AgentBook, answerers: Vec<Name>) -> (Rig, Runner) {
+    let options = ServerOptions {
+        answerers,
+        ..ServerOptions::default()
+    };
+    host_with(book, options).await
+}
+
+/// A server that runs its agents, with these options.
+pub(crate) async fn host_with(book: AgentBook, options: ServerOptions) -> (Rig, Runner) {
     let book = Arc::new(book);
     let make = Arc::new(|| -> futures_util::future::BoxFuture<'static, _> {
         Box::pin(Engine::start(
@@ -44,8 +53,7 @@ pub(super) async fn host(book: AgentBook, answerers: Vec<Name>) -> (Rig, Runner)
         server: ServerOptions {
             agents: Arc::clone(&book).into(),
             scratch: Some(Arc::new(scratch)),
-            answerers,
-            ..ServerOptions::default()
+            ..options
         },
         ..Setup::default()
     })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, CallerTrust, ChatSessions, FinalAnswer, LlmSpec, OpenaiSpec,
-    RouterSpec, Routing, StateAccess,
+    RouterSpec, Routing, StageDetail, StateAccess,
 };
 use statehold_core::name::Name;
 use statehold_engine::policy::{AgentPolicy, Approval, ArgsCondition, Policies, ToolPolicy};
@@ -42,6 +42,7 @@ fn book() -> AgentBook {
         sessions: ChatSessions::Auto,
         caller_history: CallerTrust::default(),
         references: false,
+        stages: StageDetail::default(),
         ..AgentSpec::worker(name("coordinator"))
     };
     let gpa = AgentKind::Openai(Arc::new(OpenaiSpec {

@@ -49,6 +49,58 @@ async fn keys_are_made_shown_once_listed_and_taken_back() {
 }
 
 #[tokio::test]
+async fn keys_are_listed_page_by_page() {
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let admin = rig.key(&["admin"]).await;
+        let mut made = vec![admin.id.clone()];
+        for _ in 0..4 {
+            made.push(rig.key(&["client"]).await.id);
+        }
+        // Keys of one millisecond are in any order.
+        made.sort();
+        let (mut listed, mut cursor) = (Vec::new(), String::new());
+        for expected in [2, 2, 1] {
+            let page = admin
+                .get(&format!("/v1/keys?limit=2{cursor}"))
+                .await
+                .ok(200);
+            let keys = page["keys"].as_array().expect("a list");
+            assert_eq!(keys.len(), expected);
+            listed.extend(keys.iter().map(|key| text(key, "id")));
+            cursor = match page["next_cursor"].as_str() {
+                Some(next) => format!("&cursor={next}"),
+                None => String::new(),
+            };
+        }
+        assert_eq!((listed, cursor.as_str()), (made, ""));
+        for wrong in ["limit=0", "limit=201", "cursor=x", "after=1"] {
+            let refused = admin.get(&format!("/v1/keys?{wrong}")).await;
+            assert_eq!(refused.status, 400, "{wrong}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_key_has_a_bounded_number_of_roles_and_agents() {
+    let rig = Rig::in_memory().await;
+    let admin = rig.key(&["admin"]).await;
+    let names = |prefix: &str, count: usize| -> Vec<String> {
+        (0..count).map(|n| format!("{prefix}{n}")).collect()
+    };
+    let mut roles = names("desk", 31);
+    roles.push("worker".to_owned());
+    let most = json!({"roles": roles, "agents": names("a", 256)});
+    admin.post("/v1/keys", &most).await.ok(201);
+    for body in [
+        json!({"roles": names("desk", 33)}),
+        json!({"roles": ["worker"], "agents": names("a", 257)}),
+    ] {
+        let refused = admin.post("/v1/keys", &body).await;
+        refused.refused(422, "invalid_body");
+    }
+}
+
+#[tokio::test]
 async fn a_bad_owner_is_named_as_the_owner() {
     let rig = Rig::in_memory().await;
     let admin = rig.key(&["admin"]).await;
@@ -68,6 +120,8 @@ async fn keys_are_for_admins_and_must_make_sense() {
     for roles in [&["client"][..], &["worker"], &["approver"], &["operator"]] {
         let who = rig.key(roles).await;
         who.get("/v1/keys").await.refused(403, "forbidden");
+        // The role comes before a cursor that is not sound.
+        who.get("/v1/keys?cursor=x").await.refused(403, "forbidden");
         let body = json!({"roles": ["admin"]});
         who.post("/v1/keys", &body).await.refused(403, "forbidden");
         let path = format!("/v1/keys/{}", admin.id);

@@ -542,3 +542,58 @@ async fn sessions_are_listed_by_their_last_change() {
             .refused(400, "bad_query");
     }
 }
+
+#[tokio::test]
+async fn a_search_opens_a_bounded_number_of_bytes_per_call_and_goes_on_where_it_ended() {
+    const SESSIONS: usize = 160;
+    for rig in [Rig::in_memory().await, Rig::on_disk().await] {
+        let ann = rig.client("ann").await;
+        let mut labels = serde_json::Map::new();
+        for n in 0..63 {
+            labels.insert(format!("{n:064}"), "v".repeat(256).into());
+        }
+        for n in 0..SESSIONS {
+            labels.insert("n".to_owned(), format!("-{n}-").into());
+            let body = json!({"app": "demo", "labels": labels});
+            ann.post("/v1/sessions", &body).await.ok(201);
+        }
+        // About 20 KB per session, so that the 2 MiB of a call are less than all of them.
+        for query in ["q=-0-", "label=n:-0-", "label=n:-0-&order=updated_at"] {
+            let (mut found, mut calls) = (0, 0);
+            let mut next = format!("/v1/sessions?limit=200&{query}");
+            loop {
+                let page = ann.get(&next).await.ok(200);
+                calls += 1;
+                found += page["sessions"].as_array().map_or(0, Vec::len);
+                let Some(cursor) = page["next_cursor"].as_str() else {
+                    break;
+                };
+                next = format!("/v1/sessions?limit=200&{query}&cursor={cursor}");
+            }
+            assert_eq!((found, calls), (1, 2), "{query}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_lifetime_has_the_same_longest_value() {
+    const LONGEST_SECONDS: u64 = 316_224_000;
+    let rig = Rig::in_memory().await;
+    let (ann, admin) = (rig.client("ann").await, rig.key(&["admin"]).await);
+    let session = format!("/v1/sessions/{}", new_session(&ann).await);
+    for field in ["ttl_seconds", "hidden_ttl_seconds"] {
+        let new = |seconds: u64| json!({"app": "demo", field: seconds});
+        let change = |seconds: u64| json!({field: seconds});
+        let (fits, too_long) = (LONGEST_SECONDS, LONGEST_SECONDS + 1);
+        ann.post("/v1/sessions", &new(fits)).await.ok(201);
+        let refused = ann.post("/v1/sessions", &new(too_long)).await;
+        refused.refused(422, "invalid_body");
+        ann.patch(&session, &change(fits)).await.ok(200);
+        let refused = ann.patch(&session, &change(too_long)).await;
+        refused.refused(422, "invalid_body");
+    }
+    let key = |seconds: u64| json!({"roles": ["client"], "expires_in_seconds": seconds});
+    admin.post("/v1/keys", &key(LONGEST_SECONDS)).await.ok(201);
+    let refused = admin.post("/v1/keys", &key(LONGEST_SECONDS + 1)).await;
+    refused.refused(422, "invalid_body");
+}

@@ -12,7 +12,9 @@ use statehold_core::scope::{MergePolicy, StateKey};
 use statehold_core::session::Owner;
 use uuid::Uuid;
 
-use super::super::log::{self, Link, LogRow, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links};
+use super::super::log::{
+    self, Link, LogRow, PayloadReader, SessionRow, Uuid16, WAYPOINT_EVERY, pack_links,
+};
 use super::super::sealing::{is_name_lookup, open_text};
 use super::super::snapshot::KeyedConnection;
 use super::super::sql::{from_sql, id_bytes, to_sql};
@@ -63,6 +65,9 @@ struct Pass {
     /// Who last wrote the private state of a task, the log row of that, and the task's session.
     private: BTreeMap<TaskId, (RequestId, i64, i64)>,
     children: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The sessions that were closed, and the log row up to which hidden payloads of each were removed.
+    closed: BTreeSet<i64>,
+    erased: BTreeMap<i64, i64>,
     /// The digest and the log row of each request that chat clients are found by.
     chats: BTreeMap<i64, (i64, i64)>,
     /// How many payloads of the log are kept in each blob.
@@ -217,7 +222,7 @@ impl Pass {
         pk: i64,
     ) -> Result<(), StoreError> {
         let (user, seq) = (self.sessions[&pk].user, record.content.seq);
-        let bodies = row.bodies(conn, user, record)?;
+        let bodies = row.bodies(conn, PayloadReader::of_file(user), record)?;
         for digest in row.blobs(record)?.into_iter().flatten() {
             let key = (bytes(user.as_uuid()), digest.as_bytes().to_vec());
             *self.blobs.entry(key).or_default() += 1;
@@ -251,11 +256,23 @@ impl Pass {
                 }
                 Event::PayloadsErased { payloads } => {
                     self.private.retain(|_, (_, _, session)| *session != pk);
-                    let places = chats::places_of(pk);
-                    self.chats.retain(|key, _| !places.contains(key));
+                    self.erased.insert(pk, row.id);
+                    if self.closed.contains(&pk) {
+                        let places = chats::places_of(pk);
+                        self.chats.retain(|key, _| !places.contains(key));
+                    }
                     if *payloads == ErasedPayloads::All {
                         self.names.insert(pk, (None, None));
                     }
+                }
+                Event::SessionForked { .. } => {
+                    // A fork begins without the payloads that were removed from its origin before.
+                    let origin = self.sessions[&pk].origin;
+                    let erased = self.erased.get(&origin).map(|erased| row.prev.min(*erased));
+                    self.erased.extend(erased.map(|erased| (pk, erased)));
+                }
+                Event::SessionClosed => {
+                    self.closed.insert(pk);
                 }
                 Event::RequestStarted {
                     request,
@@ -278,7 +295,8 @@ impl Pass {
                 }
                 Event::TaskRenamed { from, to } => {
                     let state = read::task_state_at(conn, row.prev, *from)?;
-                    let state = state.filter(|state| !state.is_erased);
+                    let erased = self.erased.get(&pk).copied().unwrap_or(0);
+                    let state = state.filter(|state| state.log > erased);
                     let filed = state.map(|state| (*to, (state.request, state.log, pk)));
                     self.private.extend(filed);
                 }
@@ -429,6 +447,10 @@ impl Pass {
 
     fn compare_names(&mut self, conn: &KeyedConnection<'_>) -> Result<(), StoreError> {
         for (pk, session) in self.sessions.clone() {
+            if session.erased_log != self.erased.get(&pk).copied().unwrap_or(0) {
+                let place = format!("session {}", session.id);
+                self.wrong(place, "lost payloads at another record than the log says");
+            }
             let sql = "SELECT name_lookup, name, labels FROM session WHERE pk = ?1";
             let columns: Option<[Option<Vec<u8>>; 3]> = read::first(conn, sql, [pk], |row| {
                 Ok([row.get(0)?, row.get(1)?, row.get(2)?])
@@ -514,7 +536,7 @@ impl Pass {
             let Some(user) = self.sessions.get(&pk).map(|session| session.user) else {
                 continue;
             };
-            let logged = memory::state_in(conn, user, written)?;
+            let logged = memory::state_in(conn, PayloadReader::of_file(user), written)?;
             if logged.is_some() && read::task_state(conn, task)? != logged {
                 self.wrong(
                     format!("the private state of {task}"),

@@ -141,6 +141,7 @@ fn follow(
                     said.erased_users.insert((name.clone(), *user));
                 }
                 TenantEvent::HeadsSigned { .. }
+                | TenantEvent::BackupMade { .. }
                 | TenantEvent::KeyRingRotated { .. }
                 | TenantEvent::TraceRead { .. } => {}
             }

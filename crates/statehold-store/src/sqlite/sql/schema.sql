@@ -1,4 +1,4 @@
--- Layout 5. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
+-- Layout 6. Plain tables with rowids and ordinary indexes, so that libSQL and Turso read it.
 -- The log is written in the order of arrival: a commit touches its tail and a few small rows, never
 -- the middle of a long history. Each log row names the row before it of the same session, and, in
 -- `links`, the row before it of each task whose history it adds to, and, in `exchanges`, where the memories
@@ -29,6 +29,8 @@ CREATE TABLE session(
   ttl_mode TEXT,
   ttl_ms INTEGER,
   expires_at INTEGER,
+  hidden_ttl_ms INTEGER,
+  hidden_expires_at INTEGER,
   revision INTEGER NOT NULL,
   head BLOB NOT NULL,
   created_at INTEGER NOT NULL,
@@ -37,6 +39,7 @@ CREATE TABLE session(
   requests_started INTEGER NOT NULL,
   items_appended INTEGER NOT NULL,
   last_log INTEGER NOT NULL,
+  erased_log INTEGER NOT NULL,
   origin INTEGER NOT NULL,
   origin_seq INTEGER NOT NULL
 );
@@ -45,6 +48,7 @@ CREATE INDEX session_by_tenant ON session(tenant, listed);
 CREATE INDEX session_by_app ON session(tenant, app, listed);
 CREATE INDEX session_by_user ON session(tenant, user, listed);
 CREATE INDEX session_by_expiry ON session(expires_at);
+CREATE INDEX session_by_hidden_expiry ON session(hidden_expires_at);
 CREATE INDEX session_by_origin ON session(origin);
 
 -- The listed sessions in the order of their last change. An index on `session.last_at` would cost every commit a few
@@ -244,11 +248,13 @@ CREATE TABLE blob(
   PRIMARY KEY (user, digest)
 );
 
--- Payloads that are to be removed from the log, and the row at which that goes on, backwards.
+-- Payloads that are to be removed from the log, the row at which that goes on, backwards, and the row before which
+-- it ends.
 CREATE TABLE erasure(
   session INTEGER PRIMARY KEY,
   payloads TEXT NOT NULL,
-  log INTEGER NOT NULL
+  log INTEGER NOT NULL,
+  floor INTEGER NOT NULL
 );
 
 -- Who is behind a pseudonym. The only place that knows the name.

@@ -27,8 +27,15 @@ type Body = BoxBody<Bytes, Infallible>;
 
 /// Answers until it is killed.
 pub(crate) fn run(data: &Path) -> Result<()> {
-    let whole = whole();
-    let pieces = pieces();
+    serve_answers(data, whole(), pieces())
+}
+
+/// Streams the same pieces to every call, until it is killed.
+pub(crate) fn serve_pieces(data: &Path, pieces: Vec<Bytes>) -> Result<()> {
+    serve_answers(data, Bytes::new(), pieces)
+}
+
+fn serve_answers(data: &Path, whole: Bytes, pieces: Vec<Bytes>) -> Result<()> {
     serve(data, move |stream| {
         let (whole, pieces) = (whole.clone(), pieces.clone());
         async move {

@@ -1,12 +1,13 @@
 //! What a turn through a coordinator costs beside its agent, against a plain reverse proxy in the same
 //! run; and what it costs to prepare a long history for a call, against reading it:
 //! `bench_chat [--quick] [--json FILE] [--program STATEHOLD] [--connections N]
-//! [--turns-only | --history-only | --recall]`. With `--recall` it measures nothing but the cost of finding
-//! the session of a client that carries only messages, among 100,000 sessions.
+//! [--turns-only | --history-only | --recall | --dial]`. With `--recall` it measures nothing but the cost of finding
+//! the session of a client that carries only messages, among 100,000 sessions; with `--dial` nothing but the cost of
+//! a chunk that an application of DIAL streams.
 //!
 //! The agent, the proxy and the server are processes of their own and get the same calls from the same
 //! load generator in this process. `bench_chat agent DIRECTORY` and `bench_chat proxy DIRECTORY ADDRESS`
-//! are the first two.
+//! are the first two, and `bench_chat dial-agent DIRECTORY` is an application of DIAL.
 
 #![expect(
     clippy::cast_precision_loss,
@@ -15,6 +16,7 @@
 
 mod agent;
 mod commits;
+mod dial;
 mod drive;
 mod history;
 mod listener;
@@ -43,6 +45,7 @@ fn main() -> Result<()> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["agent", data] => return agent::run(Path::new(data)),
+        ["dial-agent", data] => return dial::run_agent(Path::new(data)),
         ["proxy", data, address] => return proxy::run(Path::new(data), address),
         _ => {}
     }
@@ -57,8 +60,10 @@ fn main() -> Result<()> {
     // Built by the same profile, it lies beside this program.
     let beside = std::env::current_exe()?.with_file_name("statehold");
     let program = value("--program").unwrap_or(beside);
-    let is_recall = has("--recall");
-    if is_recall {
+    let (is_recall, is_dial) = (has("--recall"), has("--dial"));
+    if is_dial {
+        result["dial"] = dial::run(&program, rounds, Duration::from_millis(milliseconds))?;
+    } else if is_recall {
         result["recall"] = recall::run(&program, is_quick)?;
     } else if !has("--history-only") {
         ensure!(program.is_file(), "there is no {}", program.display());
@@ -75,7 +80,7 @@ fn main() -> Result<()> {
         };
         result["turns"] = bench.run()?;
     }
-    if !is_recall && !has("--turns-only") {
+    if !is_recall && !is_dial && !has("--turns-only") {
         result["history"] = history::run(if is_quick { 5 } else { 25 })?;
     }
     match value("--json") {

@@ -177,8 +177,8 @@ const CHANGES: &[(&str, &[&str])] = &[
     ),
     ("DELETE FROM blob", &["record 3"]),
     ("UPDATE blob SET refs = refs + 1", &["table `blob`"]),
-    ("INSERT INTO erasure VALUES(2, 'all', 80)", &["{1}"]),
-    ("INSERT INTO erasure VALUES(99, 'all', 80)", &["table `erasure`"]),
+    ("INSERT INTO erasure VALUES(2, 'all', 80, 0)", &["{1}"]),
+    ("INSERT INTO erasure VALUES(99, 'all', 80, 0)", &["table `erasure`"]),
     // About the file.
     ("UPDATE meta SET value = 'lost' WHERE key = 'kind'", &["`meta`"]),
     ("UPDATE meta SET value = 'first' WHERE key = 'epoch'", &["`meta`"]),

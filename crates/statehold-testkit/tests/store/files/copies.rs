@@ -1,5 +1,7 @@
 //! A backup restored while the store it came from still runs: two histories that must not meet.
 
+use std::collections::BTreeSet;
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -98,6 +100,7 @@ fn a_worker_of_a_session_that_ends_before_its_lease_has_no_lease_in_a_copy() {
         labels: None,
         name: None,
         ttl: Some(Change::Set(ttl)),
+        hidden_ttl_ms: None,
     };
     wait(author.own(&store, &brief, fixtures::client()));
     let by = wait(author.run(&store, "leaf"));
@@ -142,6 +145,44 @@ fn the_keys_are_not_in_a_backup() {
     assert_eq!(report.payloads, 0, "nothing can be verified without keys");
     write_keys(copy.path());
     assert!(require_clean(copy.path()).payloads > 100);
+}
+
+#[test]
+fn a_copy_that_is_handed_out_has_no_name_and_is_named_when_it_is_checked() {
+    let directory = directory();
+    let store = open(directory.path());
+    wait(fill(&store));
+    let listed = || {
+        let entries = std::fs::read_dir(directory.path()).expect("reads");
+        entries
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect::<BTreeSet<_>>()
+    };
+    let before = listed();
+    // A copy that was cut off has left its beginning.
+    std::fs::write(directory.path().join("statehold.backup.part"), "half").expect("writes");
+    let mut bytes = Vec::new();
+    let mut copy = wait(store.copy()).expect("copied");
+    copy.read_to_end(&mut bytes).expect("reads");
+    assert_eq!(listed(), before, "nothing is left beside the data");
+    let elsewhere = tempfile::tempdir().expect("a directory");
+    let [part, named] = ["part", "named"].map(|name| elsewhere.path().join(name));
+    let accept = |bytes: &[u8]| {
+        std::fs::write(&part, bytes).expect("writes");
+        SqliteStore::accept_backup((&part, &named), Some(directory.path()), &mut |_, _| {})
+    };
+    let middle = bytes.len() / 2;
+    let mut flipped = bytes.clone();
+    flipped[4096] ^= 1;
+    for broken in [&bytes[..middle], &flipped] {
+        refusal(accept(broken));
+        assert!(!part.exists() && !named.exists(), "it is removed");
+    }
+    let report = accept(&bytes).expect("sound");
+    assert!(report.payloads > 100, "the keys are beside the data");
+    assert!(!part.exists() && named.exists(), "it has its name");
+    refusal(accept(&bytes));
+    restored(&named);
 }
 
 #[test]
@@ -283,8 +324,8 @@ fn a_damaged_or_foreign_backup_is_refused_and_nothing_is_left() {
             "layout 1, which an earlier version writes",
         ),
         (
-            "PRAGMA user_version = 6",
-            "layout 6, which a newer version writes",
+            "PRAGMA user_version = 7",
+            "layout 7, which a newer version writes",
         ),
         ("CREATE VIEW evil AS SELECT 1", "view `evil`"),
     ] {

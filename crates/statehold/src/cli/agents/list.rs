@@ -33,7 +33,8 @@ impl AgentsListArgs {
 }
 
 fn table(agents: &[Value]) -> TextTable {
-    let mut table = TextTable::new(&["AGENT", "KIND", "CHAT", "CHOOSES FROM", "DESCRIPTION"]);
+    let mut table = TextTable::new(&["AGENT", "KIND", "CHAT", "CHOOSES FROM", "DESCRIPTION"])
+        .spare(&["CHAT", "CHOOSES FROM"]);
     for agent in agents {
         table.row(vec![
             TableCell::of(&agent["name"]).tone(TextTone::Strong),

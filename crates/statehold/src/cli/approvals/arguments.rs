@@ -4,7 +4,7 @@ use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
 use crate::cli::hold::ActionInfo;
-use crate::cli::output::{TextTone, padding};
+use crate::cli::output::{TextTone, padding, wrapped};
 use crate::cli::printable::{cell, printable};
 use crate::exit::Failure;
 
@@ -47,8 +47,8 @@ pub(super) fn rows(action: &ActionInfo, is_whole: bool) -> Vec<ArgumentRow> {
     drawing.rows
 }
 
-/// One line or more per argument, aligned in columns. Safe to print.
-pub(super) fn lines(action: &ActionInfo, is_whole: bool) -> Vec<String> {
+/// One line or more per argument, aligned in columns and fitted to a terminal. Safe to print.
+pub(super) fn lines(action: &ActionInfo, is_whole: bool, columns: usize) -> Vec<String> {
     let rows = rows(action, is_whole);
     let name = |row: &ArgumentRow| format!("{}{}", "  ".repeat(row.depth), row.name);
     let widest = |widths: &mut dyn Iterator<Item = usize>| widths.max().unwrap_or(0);
@@ -56,12 +56,16 @@ pub(super) fn lines(action: &ActionInfo, is_whole: bool) -> Vec<String> {
     let short = rows.iter().map(|row| row.value.width());
     let values = widest(&mut short.filter(|width| *width <= VALUE_COLUMN_MAX));
     rows.iter()
-        .map(|row| {
+        .flat_map(|row| {
             let name = name(row);
             let head = format!("{name}{}", padding(&name, names));
             let note = TextTone::Dim.paint(&row.note);
-            let line = if row.value.contains('\n') {
-                let lines = row.value.lines().map(|line| format!("\n  │ {line}"));
+            let width = names + row.value.width() + row.note.width() + 6;
+            let line = if row.value.contains('\n') || width > columns && !row.value.is_empty() {
+                // The value gets lines of its own, so that a script looks like a script.
+                let lines = row.value.lines();
+                let lines = lines.flat_map(|line| wrapped(line, columns.saturating_sub(4)));
+                let lines = lines.map(|line| format!("\n  │ {line}"));
                 format!("  {head}  {note}{}", lines.collect::<String>())
             } else if row.note.is_empty() {
                 format!("  {head}  {}", row.value)
@@ -72,7 +76,8 @@ pub(super) fn lines(action: &ActionInfo, is_whole: bool) -> Vec<String> {
                     padding(&row.value, values)
                 )
             };
-            line.trim_end().to_owned()
+            let lines = line.lines().map(|line| line.trim_end().to_owned());
+            lines.collect::<Vec<_>>()
         })
         .collect()
 }

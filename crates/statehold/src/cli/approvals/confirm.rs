@@ -19,7 +19,7 @@ first argument called `id`, `name` or `…_id` whose value is short and plain: u
 the tool.";
 
 /// Arguments that confirm an action.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct ConfirmationArgs {
     /// Do not ask. Not enough for high risk.
     #[arg(short, long)]

@@ -10,13 +10,11 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::arguments::lines;
 use super::confirm::{self, ConfirmationArgs};
-use super::{fetch, resume};
+use super::{card, fetch, resume};
 use crate::cli::ask;
 use crate::cli::hold::{HoldInfo, explain_why_not};
-use crate::cli::output::{CliOutput, TextTone};
-use crate::cli::printable::{cell, excerpt};
+use crate::cli::output::{CliOutput, error_columns};
 use crate::client::{ApiAnswer, Client, random_key};
 use crate::exit::{Exit, Failure};
 
@@ -24,8 +22,6 @@ use crate::exit::{Exit, Failure};
 const TRIES_MAX: u32 = 7;
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
-/// The longest action shown on the line before the decision.
-const ACTION_CHARS_MAX: usize = 200;
 
 /// Arguments of every decision.
 #[derive(Debug, Args)]
@@ -44,6 +40,18 @@ pub(super) struct DecisionArgs {
     pub(super) no_wait: bool,
 }
 
+impl DecisionArgs {
+    /// The arguments of a decision that a person makes at the terminal.
+    pub(super) fn of(hold: &str) -> Self {
+        Self {
+            hold: hold.to_owned(),
+            comment: None,
+            key: None,
+            no_wait: false,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = confirm::HELP)]
 pub(in crate::cli) struct ApproveArgs {
@@ -54,6 +62,15 @@ pub(in crate::cli) struct ApproveArgs {
 }
 
 impl ApproveArgs {
+    /// With a question for the confirmation.
+    pub(super) fn of(common: DecisionArgs) -> Self {
+        let confirmation = ConfirmationArgs::default();
+        Self {
+            common,
+            confirmation,
+        }
+    }
+
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "approve", &self.common, output)?;
@@ -78,6 +95,12 @@ pub(in crate::cli) struct RejectArgs {
 }
 
 impl RejectArgs {
+    /// Without a reason that the hold offers.
+    pub(super) fn of(common: DecisionArgs) -> Self {
+        let reason = None;
+        Self { common, reason }
+    }
+
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "reject", &self.common, output)?;
@@ -106,6 +129,12 @@ pub(in crate::cli) struct DismissArgs {
 }
 
 impl DismissArgs {
+    /// With a question for the confirmation.
+    pub(super) fn of(common: DecisionArgs) -> Self {
+        let yes = false;
+        Self { common, yes }
+    }
+
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "dismiss", &self.common, output)?;
@@ -192,52 +221,16 @@ pub(super) fn digest_to_send(
     }
 }
 
-/// Prints the action about to be decided on standard error. A person who will be asked always sees
-/// all of it.
+/// Prints the hold about to be decided on standard error. A person who will be asked always sees all of it.
 pub(super) fn print_before_decision(hold: &HoldInfo, args: Option<&Value>, output: &CliOutput) {
     if !ask::can_ask() && (output.quiet || output.json) {
         return;
     }
-    let action = hold.action.clone().map(|mut action| {
-        if let Some(args) = args {
-            action.args = args.clone();
-        }
-        action
-    });
-    let what = match &action {
-        Some(action) => excerpt(&action.call_text(), ACTION_CHARS_MAX),
-        None => hold.summary(ACTION_CHARS_MAX),
-    };
-    let user = hold
-        .user
-        .as_deref()
-        .map(|user| format!(" for {}", cell(user)));
-    let risk = if hold.is_high_risk() {
-        let effect = hold
-            .action
-            .as_ref()
-            .and_then(|action| action.effect.as_deref());
-        let undone = if effect == Some("destructive") {
-            ", cannot be undone"
-        } else {
-            ""
-        };
-        format!(" · {}", TextTone::Bad.paint(&format!("HIGH RISK{undone}")))
-    } else {
-        String::new()
-    };
-    anstream::eprintln!(
-        "{}   asked by {}{}{risk}",
-        TextTone::Strong.paint(&what),
-        cell(&hold.agent),
-        user.unwrap_or_default()
-    );
-    // An action too long for one line is printed in full below it.
-    if let (Some(action), true) = (&action, what.contains('…')) {
-        for line in lines(action, true) {
-            anstream::eprintln!("{line}");
-        }
+    let columns = error_columns().unwrap_or(output.columns);
+    for line in card::lines_of(hold, args, columns, output) {
+        anstream::eprintln!("{line}");
     }
+    anstream::eprintln!();
 }
 
 /// Sends a decision, prints its outcome, and follows the request for a short time.

@@ -38,6 +38,16 @@ pub(in crate::cli) struct EditArgs {
 }
 
 impl EditArgs {
+    /// With an editor for the arguments.
+    pub(super) fn of(common: DecisionArgs) -> Self {
+        Self {
+            common,
+            set: Vec::new(),
+            args: None,
+            confirmation: ConfirmationArgs::default(),
+        }
+    }
+
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "edit", &self.common, output)?;

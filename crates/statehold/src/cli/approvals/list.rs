@@ -5,11 +5,13 @@ use clap::Args;
 use crate::cli::answers::{LimitArgs, ListPages, read};
 use crate::cli::hold::HoldInfo;
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
-use crate::cli::resolve::{HoldNames, short};
+use crate::cli::printable::{cell, excerpt};
+use crate::cli::resolve::{HoldNames, exact_name, short};
 use crate::client::Client;
 use crate::exit::Exit;
 
-/// The longest action shown in a row.
+/// The longest title and the longest action shown in a row.
+const TITLE_CHARS_MAX: usize = 60;
 const ACTION_CHARS_MAX: usize = 48;
 
 const STATUSES: [&str; 8] = [
@@ -71,20 +73,20 @@ impl ApprovalsListArgs {
             .iter()
             .map(read)
             .collect::<anyhow::Result<Vec<HoldInfo>>>()?;
-        // The first column shows names that can be typed, also later.
-        let names = if holds.is_empty() {
+        // The first column shows names that can be typed; on a terminal also later.
+        let names = if holds.is_empty() || output.is_terminal {
             HoldNames::default()
         } else {
             HoldNames::load(client).await?
         };
-        output.table(&table(&holds, &names, output))?;
+        output.table(&table(&holds, &names, None, output))?;
         if output.is_terminal {
-            output.note(&self.footer(&holds, &names, has_more));
+            output.note(&self.footer(&holds, has_more));
         }
         Ok(Exit::Done)
     }
 
-    fn footer(&self, holds: &[HoldInfo], names: &HoldNames, has_more: bool) -> String {
+    fn footer(&self, holds: &[HoldInfo], has_more: bool) -> String {
         let is_open = self.status.as_deref().is_none_or(|status| status == "open");
         let Some(first) = holds.first() else {
             return if is_open {
@@ -93,7 +95,7 @@ impl ApprovalsListArgs {
                 "None. See what waits with: statehold approvals list".to_owned()
             };
         };
-        let name = names.name(&first.alias, &first.session_id);
+        let name = exact_name(&first.session_id, &first.alias);
         let more = if has_more {
             "; there are more: --all"
         } else {
@@ -122,18 +124,27 @@ pub(in crate::cli) fn suggested_command(hold: &HoldInfo) -> &'static str {
     }
 }
 
-/// The rows of holds, as `list` and `watch` show them.
-pub(super) fn table(holds: &[HoldInfo], names: &HoldNames, output: &CliOutput) -> TextTable {
-    let mut table = TextTable::new(&[
-        "HOLD", "RISK", "ACTION", "AGENT", "FOR", "SESSION", "AGE", "EXPIRES",
+/// The rows of holds, as `list` and `watch` show them. `marked` is the hold that keys would decide.
+pub(super) fn table(
+    holds: &[HoldInfo],
+    names: &HoldNames,
+    marked: Option<&str>,
+    output: &CliOutput,
+) -> TextTable {
+    let table = TextTable::new(&[
+        "HOLD", "TITLE", "RISK", "ACTION", "AGENT", "FOR", "SESSION", "AGE", "EXPIRES",
     ]);
+    // The name of the hold has the session.
+    let mut table = table.spare(&["SESSION", "ACTION", "AGENT"]);
     for hold in holds {
-        let name = names.name(&hold.alias, &hold.session_id);
-        // A pipe gets whole ids of sessions.
-        let session = if output.is_terminal {
-            short(&hold.session_id)
+        let (name, session) = if output.is_terminal {
+            let mark = if marked == Some(&hold.id) { "› " } else { "" };
+            let name = format!("{mark}{}", exact_name(&hold.session_id, &hold.alias));
+            (name, short(&hold.session_id))
         } else {
-            hold.session_id.clone()
+            // A pipe gets whole ids of sessions.
+            let name = names.name(&hold.alias, &hold.session_id);
+            (name, hold.session_id.clone())
         };
         let risk_tone = match hold.risk() {
             Some("high") => TextTone::Bad,
@@ -149,10 +160,15 @@ pub(super) fn table(holds: &[HoldInfo], names: &HoldNames, output: &CliOutput) -
         } else {
             TextTone::Plain
         };
+        let action = hold
+            .action
+            .as_ref()
+            .map(|action| excerpt(&action.call_text(), ACTION_CHARS_MAX));
         table.row(vec![
             TableCell::new(name).tone(TextTone::Strong),
+            TableCell::shown(excerpt(&hold.title, TITLE_CHARS_MAX)),
             TableCell::optional(hold.risk()).tone(risk_tone),
-            TableCell::shown(hold.summary(ACTION_CHARS_MAX)),
+            TableCell::shown(action.unwrap_or_else(|| cell(&hold.kind))),
             TableCell::new(&hold.agent),
             TableCell::optional(hold.user.as_ref()),
             TableCell::new(session),

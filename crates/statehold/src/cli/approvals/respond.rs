@@ -6,12 +6,14 @@ use std::io::Read;
 use clap::Args;
 use serde_json::{Map, Value};
 
-use super::decide::{DecisionArgs, check_may_decide, decision_body, send_decision};
+use super::decide::{
+    DecisionArgs, check_may_decide, decision_body, print_before_decision, send_decision,
+};
 use super::fetch;
 use crate::cli::ask;
 use crate::cli::hold::HoldInfo;
-use crate::cli::output::{CliOutput, TextTone};
-use crate::cli::printable::{cell, printable};
+use crate::cli::output::CliOutput;
+use crate::cli::printable::cell;
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
@@ -28,6 +30,15 @@ pub(in crate::cli) struct RespondArgs {
 }
 
 impl RespondArgs {
+    /// With a question for the answer.
+    pub(super) fn of(common: DecisionArgs) -> Self {
+        Self {
+            common,
+            text: None,
+            content: None,
+        }
+    }
+
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "respond", &self.common, output)?;
@@ -69,10 +80,7 @@ impl RespondArgs {
 
 /// Asks the person, field by field if the form has fields.
 fn ask_person(hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<Value> {
-    output.note(&TextTone::Strong.paint(&cell(&hold.title)));
-    if let Some(message) = &hold.message {
-        output.note(&printable(message));
-    }
+    print_before_decision(hold, None, output);
     if hold.kind == "credential" {
         return require_answer(ask::ask_secret("Answer (not shown): ")?).map(Value::from);
     }

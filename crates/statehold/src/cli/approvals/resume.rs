@@ -9,8 +9,9 @@ use tokio::time::Instant;
 use crate::cli::answers::{elements, text};
 use crate::cli::frame::Frame;
 use crate::cli::hold::HoldInfo;
-use crate::cli::output::{CliOutput, TextTone};
+use crate::cli::output::{CliOutput, TextTone, wrapped};
 use crate::cli::printable::cell;
+use crate::cli::times::duration;
 use crate::cli::tree::all_tasks;
 use crate::client::Client;
 
@@ -28,7 +29,7 @@ pub(super) async fn print_outcome(
 ) -> anyhow::Result<()> {
     let first = outcome_line(hold, decided, is_repeated);
     if no_wait || text(decided, "status") == "open" {
-        return output.line(&first);
+        return output.prose(&first);
     }
     let mut frame = output.is_terminal.then(Frame::new);
     let mut course = ResumeProgress::new(hold, decided);
@@ -38,7 +39,7 @@ pub(super) async fn print_outcome(
         let line = format!("{first}{}", course.describe());
         let is_over = !has_more || Instant::now() >= deadline;
         match &mut frame {
-            Some(frame) => frame.draw(&[line])?,
+            Some(frame) => frame.draw(&wrapped(&line, output.columns))?,
             None if is_over => output.line(&line)?,
             None => {}
         }
@@ -130,7 +131,7 @@ impl ResumeProgress {
             return String::new();
         }
         let how_long = match self.duration_ms() {
-            Some(ms) => format!(" ({ms} ms)"),
+            Some(ms) => format!(" ({})", duration(ms)),
             None if statuses.last().is_some_and(|last| last == "queued") => {
                 " (for a worker)".to_owned()
             }
@@ -150,10 +151,11 @@ impl ResumeProgress {
     }
 
     /// From the decision to the end of the request, by the clock of the server.
-    fn duration_ms(&self) -> Option<i64> {
+    fn duration_ms(&self) -> Option<u64> {
         let decided: Timestamp = self.decided_at.parse().ok()?;
         let finished: Timestamp = self.finished_at.as_ref()?.parse().ok()?;
-        Some(finished.as_millisecond() - decided.as_millisecond())
+        let ms = finished.as_millisecond() - decided.as_millisecond();
+        u64::try_from(ms).ok()
     }
 }
 

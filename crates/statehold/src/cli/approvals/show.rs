@@ -4,17 +4,15 @@ use clap::Args;
 use serde_json::Value;
 
 use super::arguments::{lines, rows};
+use super::card::{MESSAGE_CHARS_MAX, conversation};
 use super::confirm::confirm_option;
 use crate::cli::answers::{read, text};
 use crate::cli::hold::{HoldInfo, explain_why_not};
-use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone, wrapped};
 use crate::cli::printable::{cell, printable};
-use crate::cli::resolve;
+use crate::cli::resolve::{self, exact_name};
 use crate::client::Client;
 use crate::exit::Exit;
-
-/// The longest message shown without `--full`.
-const MESSAGE_CHARS_MAX: usize = 4_096;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ApprovalsShowArgs {
@@ -42,17 +40,27 @@ impl ApprovalsShowArgs {
     }
 
     fn for_people(&self, hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<()> {
-        output.line(&TextTone::Strong.paint(&cell(&hold.title)))?;
+        for line in wrapped(&cell(&hold.title), output.columns) {
+            output.line(&TextTone::Strong.paint(&line))?;
+        }
         if let Some(message) = &hold.message {
-            output.line(&self.message(message))?;
+            for line in self.message(message).lines() {
+                output.line(&wrapped(line, output.columns).join("\n"))?;
+            }
         }
         output.line("")?;
         output.table(&TextTable::facts(facts(hold, output), TextTone::Dim))?;
         self.action(hold, output)?;
+        for line in conversation(hold, output.columns) {
+            output.line(&line)?;
+        }
         if let Some(schema) = &hold.response_schema {
             output.line(&format!("\n{}", TextTone::Strong.paint("answer")))?;
             for line in schema_lines(schema) {
-                output.line(&format!("  {line}"))?;
+                let lines = wrapped(&line, output.columns.saturating_sub(2));
+                for line in lines {
+                    output.line(&format!("  {line}"))?;
+                }
             }
         }
         let reasons = reasons(hold);
@@ -66,14 +74,14 @@ impl ApprovalsShowArgs {
             }
         }
         output.line("")?;
-        for line in self.what_next(hold, output) {
-            output.line(&line)?;
+        for line in Self::what_next(hold, output) {
+            output.prose(&line)?;
         }
         Ok(())
     }
 
     /// The allowed decisions as commands, or the reason why there are none.
-    fn what_next(&self, hold: &HoldInfo, output: &CliOutput) -> Vec<String> {
+    fn what_next(hold: &HoldInfo, output: &CliOutput) -> Vec<String> {
         if !hold.is_open() {
             let task = cell(&hold.task_id);
             return vec![format!(
@@ -100,8 +108,7 @@ impl ApprovalsShowArgs {
             ];
         }
         let mut lines = vec![TextTone::Strong.paint("decide with")];
-        // The user typed this name for the hold, and it is shorter than the id.
-        let name = typed(&self.hold);
+        let name = exact_name(&hold.session_id, &hold.alias);
         for decision in &hold.allowed {
             let is_reconcile = hold.kind == "reconcile";
             let more = match decision.as_str() {
@@ -143,20 +150,10 @@ impl ApprovalsShowArgs {
             "\n{}",
             TextTone::Strong.paint(&cell(&action.tool))
         ))?;
-        for line in lines(action, self.full) {
+        for line in lines(action, self.full, output.columns) {
             output.line(&line)?;
         }
         Ok(())
-    }
-}
-
-/// Quotes a text for a shell, if needed.
-fn typed(text: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "_-./…".contains(c);
-    if text.chars().all(is_plain) {
-        cell(text)
-    } else {
-        format!("'{}'", cell(text).replace('\'', "'\\''"))
     }
 }
 
@@ -166,7 +163,7 @@ fn facts(hold: &HoldInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> 
     let mut facts = vec![
         (
             "hold",
-            TableCell::new(format!("{}   {}", hold.alias, hold.id)),
+            TableCell::new(format!("{} {}", hold.alias, hold.id)),
         ),
         ("kind", TableCell::new(&hold.kind)),
         (
@@ -179,13 +176,13 @@ fn facts(hold: &HoldInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> 
             .tone(TextTone::of_status(&hold.status)),
         ),
         ("asked by", TableCell::new(&hold.agent)),
-        ("for", TableCell::optional(for_whom(hold))),
+        ("for", TableCell::optional(hold.for_whom())),
         ("session", TableCell::new(&hold.session_id)),
         ("chain", TableCell::new(&hold.chain)),
         ("since", TableCell::new(times.show(&hold.created_at))),
     ];
     if hold.is_open() {
-        facts.push(("until", TableCell::new(until(hold, output))));
+        facts.push(("until", TableCell::new(hold.until(times))));
     }
     if let Some(action) = &hold.action {
         let risk = action.risk.as_deref();
@@ -284,33 +281,6 @@ fn who_decides(policy: &str) -> String {
     }
 }
 
-fn for_whom(hold: &HoldInfo) -> Option<String> {
-    let user = hold.user.as_deref()?;
-    Some(match hold.app.as_deref() {
-        Some(app) => format!("{user} in {app}"),
-        None => user.to_owned(),
-    })
-}
-
-/// When the hold expires, and the effect of that.
-fn until(hold: &HoldInfo, output: &CliOutput) -> String {
-    let Some(at) = &hold.expires_at else {
-        return "it does not expire".to_owned();
-    };
-    let then = match hold.on_expiry.as_deref() {
-        Some("dismiss") => "then the request is cancelled",
-        Some("fail") => "then the request fails",
-        Some("reject") => "then it is rejected",
-        _ => "then it expires",
-    };
-    let soon = if hold.expires_soon(&output.times) {
-        ", soon"
-    } else {
-        ""
-    };
-    format!("{}{soon}; {then}", output.times.show(at))
-}
-
 fn reasons(hold: &HoldInfo) -> Vec<String> {
     let reasons = hold.reasons.iter().flatten();
     let reasons = reasons.map(|reason| (text(reason, "id"), text(reason, "title")));
@@ -375,6 +345,14 @@ fn for_pipes(hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<()> {
                 TableCell::shown(row.note),
             ]);
         }
+    }
+    let messages = hold.excerpt.iter().flat_map(|excerpt| &excerpt.messages);
+    for message in messages {
+        table.row(vec![
+            TableCell::new("said"),
+            TableCell::new(&message.role),
+            TableCell::new(&message.text),
+        ]);
     }
     for reason in reasons(hold) {
         table.row(vec![

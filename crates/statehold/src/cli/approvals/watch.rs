@@ -1,6 +1,8 @@
 //! `statehold approvals watch`: follows open holds, also across lost connections.
 
 mod changes;
+mod decision;
+mod keys;
 mod screen;
 
 use std::time::Duration;
@@ -8,14 +10,15 @@ use std::time::Duration;
 use clap::Args;
 use jiff::Timestamp;
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use crate::cli::answers::{read, text};
 use crate::cli::hold::HoldInfo;
-use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
+use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone, terminal_columns};
 use crate::client::Client;
 use crate::exit::Exit;
 use changes::{HoldChanges, WatchStep, WatchedChange};
+use keys::{WatchKey, WatchKeys};
 use screen::WatchScreen;
 
 /// How often ages and deadlines are redrawn while nothing changes.
@@ -33,11 +36,19 @@ pub(in crate::cli) struct WatchArgs {
     count: Option<u64>,
 }
 
+/// What `watch` waits for.
+enum WatchEvent {
+    Step(WatchStep),
+    Key(WatchKey),
+    Tick,
+}
+
 impl WatchArgs {
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let is_drawn = output.is_terminal && !self.jsonl && !output.json;
         let mut changes = HoldChanges::open(client).await?;
-        let mut screen = is_drawn.then(|| WatchScreen::new(client));
+        let mut keys = if is_drawn { WatchKeys::open()? } else { None };
+        let mut screen = is_drawn.then(|| WatchScreen::new(client, keys.is_some()));
         let mut output = output.clone();
         if !is_drawn {
             output.note("following holds   (Ctrl-C ends)");
@@ -50,11 +61,27 @@ impl WatchArgs {
                 let mut next = std::pin::pin!(changes.next());
                 loop {
                     output.times.now = Timestamp::now();
+                    output.columns = terminal_columns();
                     if let Some(screen) = &mut screen {
                         screen.draw(&open, &output).await?;
                     }
-                    if let Ok(step) = timeout(TICK, &mut next).await {
-                        break step?;
+                    let event = tokio::select! {
+                        step = &mut next => WatchEvent::Step(step?),
+                        key = next_key(&mut keys) => WatchEvent::Key(key?),
+                        () = sleep(TICK) => WatchEvent::Tick,
+                    };
+                    match (event, &mut screen, &mut keys) {
+                        (WatchEvent::Step(step), ..) => break step,
+                        (WatchEvent::Key(WatchKey::Quit), ..) => return Ok(Exit::Done),
+                        (WatchEvent::Key(key), Some(screen), Some(keys)) => {
+                            if let Some(hold) = screen.take_key(key, &open) {
+                                keys.pause()?;
+                                decision::decide(key, &hold, client, &output).await?;
+                                keys.begin()?;
+                                screen.begin_anew();
+                            }
+                        }
+                        (WatchEvent::Key(_) | WatchEvent::Tick, ..) => {}
                     }
                 }
             };
@@ -107,5 +134,13 @@ impl WatchArgs {
             TableCell::new(&hold.id),
         ]);
         output.table(&table)
+    }
+}
+
+/// The next key of a person; never, without one.
+async fn next_key(keys: &mut Option<WatchKeys>) -> anyhow::Result<WatchKey> {
+    match keys {
+        Some(keys) => keys.next().await,
+        None => std::future::pending().await,
     }
 }

@@ -53,7 +53,8 @@ async fn fetch_with_evidence(client: &Client, hold: &Value) -> Result<Value, Fai
 fn table(holds: &[Value], output: &CliOutput) -> TextTable {
     let mut table = TextTable::new(&[
         "HOLD", "TIME", "ACTION", "DECISION", "BY", "RIGHT", "SHOWN", "RELEASED", "RAN",
-    ]);
+    ])
+    .spare(&["SHOWN", "RIGHT", "RAN"]);
     for hold in holds {
         let (evidence, decision) = (&hold["evidence"], &hold["decision"]);
         let by = evidence["decided_by"]
@@ -72,7 +73,7 @@ fn table(holds: &[Value], output: &CliOutput) -> TextTable {
             _ => TextTone::Plain,
         };
         table.row(vec![
-            TableCell::of(&hold["id"]),
+            TableCell::id(&hold["id"]),
             TableCell::optional(at.map(|at| output.times.show(at))),
             TableCell::optional(action),
             TableCell::optional(status).tone(tone),

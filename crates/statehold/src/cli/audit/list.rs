@@ -1,7 +1,7 @@
 //! `statehold audit list`.
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{PAGE_MAX, STREAM, decisions, digest_cell, records, records_of, time_text};
 use crate::cli::answers::LimitArgs;
@@ -32,16 +32,16 @@ impl AuditListArgs {
             Some(session) => records_of(&resolve::session(client, session).await?),
             None => STREAM.to_owned(),
         };
-        let (found, end) = newest(client, &path, limit).await?;
+        let NewestRecords { found, names, end } = newest(client, &path, limit).await?;
         if output.json {
-            return output.json(&json!({ "records": found }));
+            return output.json(&json!({ "records": found, "names": names }));
         }
         let headers = if self.session.is_some() {
             &["SEQ", "TIME", "ACTOR", "COMMAND", "TARGET", "HASH"]
         } else {
             &["SEQ", "TIME", "ACTOR", "ACTION", "TARGET", "HASH"]
         };
-        output.table(&table(&found, headers, output))?;
+        output.table(&table((&found, &names), headers, output))?;
         if output.is_terminal {
             let more = if found.len() as u64 == end {
                 ""
@@ -57,27 +57,51 @@ impl AuditListArgs {
     }
 }
 
-/// The newest records, oldest first, and the number of the last.
-async fn newest(client: &Client, path: &str, limit: usize) -> anyhow::Result<(Vec<Value>, u64)> {
+/// The newest records, oldest first.
+struct NewestRecords {
+    found: Vec<Value>,
+    /// The names of people in them, by principal.
+    names: Map<String, Value>,
+    /// The number of the last.
+    end: u64,
+}
+
+async fn newest(client: &Client, path: &str, limit: usize) -> anyhow::Result<NewestRecords> {
     let (_, about) = records(client, path, 0, 1).await?;
     let end = about["revision"]
         .as_u64()
         .or_else(|| about["head"]["seq"].as_u64())
         .unwrap_or(0);
     let mut after = end.saturating_sub(limit as u64);
-    let mut found = Vec::new();
+    let (mut found, mut names) = (Vec::new(), Map::new());
     loop {
-        let (page, _) = records(client, path, after, PAGE_MAX).await?;
+        let (page, mut about) = records(client, path, after, PAGE_MAX).await?;
+        if let Value::Object(more) = about["names"].take() {
+            names.extend(more);
+        }
         let Some(last) = page.last().and_then(|last| last["seq"].as_u64()) else {
-            return Ok((found, end.max(after)));
+            let end = end.max(after);
+            return Ok(NewestRecords { found, names, end });
         };
         after = last;
         found.extend(page);
     }
 }
 
-fn table(found: &[Value], headers: &'static [&'static str], output: &CliOutput) -> TextTable {
-    let mut table = TextTable::new(headers);
+fn table(
+    (found, names): (&[Value], &Map<String, Value>),
+    headers: &'static [&'static str],
+    output: &CliOutput,
+) -> TextTable {
+    let mut table = TextTable::new(headers).spare(&["HASH"]);
+    // Programs read pseudonyms as the records have them; people read names.
+    let person = |principal: Option<&str>| {
+        let known = principal.and_then(|principal| names.get(principal)?.as_str());
+        match known.filter(|_| output.is_terminal) {
+            Some(name) => TableCell::new(name),
+            None => TableCell::id(&principal.map_or(Value::Null, Value::from)),
+        }
+    };
     for record in found {
         let word = record["command"]
             .as_str()
@@ -86,9 +110,9 @@ fn table(found: &[Value], headers: &'static [&'static str], output: &CliOutput) 
         table.row(vec![
             TableCell::new(record["seq"].to_string()),
             TableCell::optional(at.map(|at| output.times.show(&at))),
-            TableCell::of(&record["principal"]),
+            person(record["principal"].as_str()),
             TableCell::optional(word),
-            TableCell::optional(target(record)),
+            person(target(record).as_deref()),
             digest_cell(&record["hash"], output),
         ]);
     }
@@ -101,7 +125,7 @@ fn target(record: &Value) -> Option<String> {
     if let Some(heads) = event["heads"].as_array() {
         return Some(format!("{} sessions", heads.len()));
     }
-    let of_stream = ["key", "session"];
+    let of_stream = ["key", "session", "user", "agent"];
     let named = of_stream.iter().find_map(|name| event[*name].as_str());
     if let Some(named) = named {
         return Some(named.to_owned());
@@ -129,6 +153,8 @@ mod tests {
     fn a_line_names_what_it_is_about() {
         check(&json!({ "event": { "key": "key_1" } }), Some("key_1"));
         check(&json!({ "event": { "session": "ses_1" } }), Some("ses_1"));
+        let erased = json!({ "event": { "act": "user_erased", "user": "usr_1", "sessions": 2 } });
+        check(&erased, Some("usr_1"));
         let root = json!({ "event": { "heads": [{}, {}] } });
         check(&root, Some("2 sessions"));
         let decided = json!({ "session": "ses_1", "events": [

@@ -207,7 +207,7 @@ fn print_report(answer: &Value, output: &CliOutput) -> anyhow::Result<Exit> {
     if is_ok {
         let mark = TextTone::Good.paint("✓");
         let head = shorten_digest(&cell(text(&found.head, "hash")));
-        output.line(&format!("{mark} {covered}, chain intact, head {head}"))?;
+        output.prose(&format!("{mark} {covered}, chain intact, head {head}"))?;
     } else {
         let total = found.problems_total;
         let more = match found.problems.len() as u64 {

@@ -13,6 +13,8 @@ use crate::cli::approvals::{confirm_option, suggested_command};
 use crate::cli::hold::{HoldInfo, explain_why_not};
 use crate::cli::output::{CliOutput, TextTone, write};
 use crate::cli::printable::{cell, printable};
+use crate::cli::resolve::exact_name;
+use crate::cli::times::duration;
 use crate::client::{Client, random_key};
 use crate::exit::{Exit, Failure};
 
@@ -282,14 +284,15 @@ impl<'a> ChatTurn<'a> {
     fn pause_notice(&self, hold: &Value) -> anyhow::Result<String> {
         let is_own_question = is_own_question(hold);
         let hold: HoldInfo = read(hold)?;
-        let (id, title) = (cell(&hold.id), cell(&hold.title));
+        let name = cell(&exact_name(&hold.session_id, &hold.alias));
+        let title = cell(&hold.title);
         let message = hold.message.as_deref().map(printable);
         let message = message.map_or_else(String::new, |message| format!("\n   {message}"));
         if is_own_question {
             let how = if self.is_conversation {
                 "type the answer".to_owned()
             } else {
-                format!("answer with: statehold approvals respond {id} \"…\"")
+                format!("answer with: statehold approvals respond {name} \"…\"")
             };
             return Ok(format!("⏸ {title}{message}\n   {how}"));
         }
@@ -307,7 +310,7 @@ impl<'a> ChatTurn<'a> {
                 "approve" => confirm_option(&hold),
                 _ => String::new(),
             };
-            format!("decide in another terminal:  statehold approvals {verb} {id}{confirm}")
+            format!("decide in another terminal: statehold approvals {verb} {name}{confirm}")
         };
         Ok(format!(
             "⏸ This needs a person: {title}{message}\n   {}       hold {}{expires}\n   {}",
@@ -353,10 +356,11 @@ impl<'a> ChatTurn<'a> {
             .filter_map(Value::as_str)
             .collect();
         let is_answer = matches!(over, StreamEnd::Answered) && self.output.is_terminal;
+        let took = duration(u64::try_from(ms).unwrap_or(u64::MAX));
         let about = match via.as_slice() {
             _ if !is_answer || self.output.quiet => String::new(),
-            [] => format!("{ms} ms"),
-            via => format!("via {} · {ms} ms", cell(&via.join(", "))),
+            [] => took,
+            via => format!("via {} · {took}", cell(&via.join(", "))),
         };
         let last = self.printed.lines().last().unwrap_or_default();
         let used = last.width() + self.agent.width() + 2;
@@ -408,7 +412,7 @@ fn is_transient(failure: &Failure) -> bool {
 
 /// Whether the turn has ended without an answer. A proxy that cannot reach the server gives no code.
 fn is_end_of_turn(failure: &Failure) -> bool {
-    const CODES: [&str; 12] = [
+    const CODES: [&str; 13] = [
         "agent_busy",
         "agent_cut_off",
         "agent_error",
@@ -417,6 +421,7 @@ fn is_end_of_turn(failure: &Failure) -> bool {
         "agent_timeout",
         "agent_too_large",
         "agent_unreachable",
+        "answer_memory_full",
         "conversation_lost",
         "no_route",
         "request_cancelled",

@@ -264,7 +264,7 @@ impl TourStage {
             style: TimeStyle::Relative,
             now: jiff::Timestamp::now(),
         };
-        Ok(tree.lines(None, TreeExtent::Everything, &times))
+        Ok(tree.lines_at(None, TreeExtent::Everything, &times, None))
     }
 
     pub(super) fn tree(&self, session: &str) -> anyhow::Result<Value> {

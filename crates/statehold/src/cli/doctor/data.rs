@@ -7,10 +7,11 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use statehold_store::hold_keys::HoldKeyFile;
+use statehold_store::key_ring::KeyRing;
 use statehold_store::keys::KeyFile;
 use statehold_store::sqlite::{APPLICATION_ID, FILE_NAME, LAYOUT_VERSION};
 
-use super::DoctorFinding;
+use super::{DoctorFinding, FindingLevel};
 use crate::data_directory::{DirectoryHolder, holder};
 use crate::run_file;
 
@@ -22,6 +23,7 @@ const CLOCK_SLACK: Duration = Duration::from_mins(1);
 pub(super) fn findings(data: &Path) -> Vec<DoctorFinding> {
     let mut findings = vec![version(data), directory(data)];
     findings.extend(key_file(data, KeyFile::NAME));
+    findings.extend(key_ring(data));
     findings.extend(key_file(data, HoldKeyFile::NAME));
     findings.push(lock(data));
     findings.push(clock(data));
@@ -165,6 +167,33 @@ fn key_file(data: &Path, name: &'static str) -> Option<DoctorFinding> {
     })
 }
 
+/// Reports a key ring that others can read, that is damaged, or that is lost while there are keys that it wrapped.
+fn key_ring(data: &Path) -> Option<DoctorFinding> {
+    let name = KeyRing::NAME;
+    let path = data.join(name);
+    let wrapped = std::fs::metadata(data.join(KeyFile::NAME)).map_or(0, |keys| keys.len());
+    if !path.exists() {
+        return (wrapped > 0).then(|| {
+            DoctorFinding::bad(
+                name,
+                format!(
+                    "{} is missing: nothing that was said can be read",
+                    path.display()
+                ),
+                "stop the server and put a copy of it back",
+            )
+        });
+    }
+    let found = key_file(data, name).filter(|found| found.level == FindingLevel::Bad);
+    found
+        .or_else(|| {
+            let damage = KeyRing::read(data).err()?;
+            let detail = damage.to_string();
+            Some(DoctorFinding::bad(name, detail, "put a copy of it back"))
+        })
+        .or_else(|| key_file(data, name))
+}
+
 /// Reports which process holds the lock; if it is free, whether the last stop was clean.
 fn lock(data: &Path) -> DoctorFinding {
     let name = "last stop";
@@ -238,7 +267,6 @@ fn clock(data: &Path) -> DoctorFinding {
 mod tests {
     use statehold_store::sqlite::{SqliteOptions, SqliteStore};
 
-    use super::super::FindingLevel;
     use super::*;
     use crate::run_file::RunFile;
 
@@ -313,6 +341,21 @@ mod tests {
             level(&findings(data), "user-keys"),
             Some(FindingLevel::Good)
         );
+    }
+
+    #[test]
+    fn a_lost_or_damaged_key_ring_is_a_problem() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let data = directory.path();
+        assert_eq!(level(&findings(data), "key-ring"), None);
+        KeyRing::open(data).expect("begins");
+        assert_eq!(level(&findings(data), "key-ring"), Some(FindingLevel::Good));
+        std::fs::write(data.join(KeyRing::NAME), "damage\n").expect("a file");
+        assert_eq!(level(&findings(data), "key-ring"), Some(FindingLevel::Bad));
+        std::fs::remove_file(data.join(KeyRing::NAME)).expect("removed");
+        std::fs::write(data.join(KeyFile::NAME), "a key\n").expect("a file");
+        assert_eq!(level(&findings(data), "key-ring"), Some(FindingLevel::Bad));
+        assert!(!data.join(KeyRing::NAME).exists());
     }
 
     #[test]

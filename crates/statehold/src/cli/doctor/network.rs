@@ -12,6 +12,7 @@ use crate::cli::globals::GlobalArgs;
 use crate::cli::output::CliOutput;
 use crate::client::{ApiAnswer, Client};
 use crate::config::Config;
+use crate::data_directory;
 use crate::exit::Exit;
 
 /// The timeout of the health check.
@@ -20,15 +21,22 @@ const CLOCK_SECONDS_APART_MAX: i64 = 5;
 
 pub(super) async fn findings(
     config: &Config,
+    looks_here: bool,
     globals: &GlobalArgs,
     output: &CliOutput,
 ) -> anyhow::Result<Vec<DoctorFinding>> {
     let listen = config.server.listen;
-    let mut findings = vec![reach(listen, config.auth.required)];
-    // Check the named server; without one, the server that this configuration would start.
-    let (client, is_named) = match globals.named_url() {
-        Some(url) => (globals.client_of(&url, output)?, true),
-        None => (globals.client_of(&local_url(listen), output)?, false),
+    let mut findings = Vec::new();
+    if looks_here {
+        findings.push(reach(listen, config.auth.required));
+    }
+    // Check the named server; without one, the server that has the data open, or else the one that this
+    // configuration would start.
+    let serving = data_directory::server(&config.store.data).ok().flatten();
+    let (client, is_named) = match (globals.named_url(), serving) {
+        (Some(url), _) => (globals.client_of(&url, output)?, true),
+        (None, Some(run)) => (globals.client_of(&run.url, output)?, true),
+        (None, None) => (globals.client_of(&local_url(listen), output)?, false),
     };
     let client = client.within(PATIENCE);
     match client.probe("/healthz").await {

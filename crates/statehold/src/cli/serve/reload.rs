@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use statehold_agents::runner::{ConversationReader, Runner, RunnerError, RunnerOptions, StepHook};
 use statehold_agents::scratch::{EngineFactory, Scratch};
-use statehold_agents::spec::AgentBook;
+use statehold_agents::spec::{AgentBook, StateFormat};
 use statehold_core::name::Name;
 use statehold_engine::debug_log::DebugLog;
 use statehold_engine::policy::Policies;
@@ -62,9 +62,9 @@ impl ActiveConfig {
     }
 
     /// A factory of in-memory engines with the same policies and credentials, for stateless calls.
-    fn make_scratch(&self, clock: &Arc<dyn Clock>) -> EngineFactory {
+    fn make_scratch(&self, clock: &Arc<dyn Clock>, engine: &Engine) -> EngineFactory {
         let (policies, credentials) = (self.policies.clone(), self.credentials.clone());
-        wire::make_in_memory(Arc::clone(clock), policies, credentials)
+        wire::make_in_memory(Arc::clone(clock), policies, credentials, engine)
     }
 }
 
@@ -99,7 +99,7 @@ impl ReloadContext {
         on_step: StepHook,
     ) -> Result<ConfigReloader, RunnerError> {
         let (book, tenant) = (Arc::clone(&active.book), self.tenant.clone());
-        let make = active.make_scratch(&self.clock);
+        let make = active.make_scratch(&self.clock, &self.engine);
         let scratch = Scratch::new(make, tenant.clone(), Arc::clone(&book));
         let agents = Swap::new(Arc::clone(&book));
         let engine = self.engine.clone();
@@ -109,6 +109,7 @@ impl ReloadContext {
             debug_log: self.debug_log.clone(),
             ..RunnerOptions::default()
         };
+        warn_of_plain_states(&book);
         let runner = Runner::start(engine, tenant, book, options).await?;
         let targets = ReloadTargets {
             context: self,
@@ -121,6 +122,18 @@ impl ReloadContext {
             targets: Arc::new(targets),
             tasks: TaskTracker::new(),
         })
+    }
+}
+
+/// Warns of agents whose clients carry states that they can read and change.
+fn warn_of_plain_states(book: &AgentBook) {
+    let specs = book.agents.values();
+    for spec in specs.filter(|spec| spec.state_format == StateFormat::Plain) {
+        tracing::warn!(
+            agent = %spec.name,
+            "clients of DIAL carry the states of agents in plain text (`state_format = \"plain\"`): they can read \
+             them; leave it out for sealed references"
+        );
     }
 }
 
@@ -273,10 +286,11 @@ impl ReloadTargets {
         context.engine.set_policies(policies);
         let own = new.credentials.clone();
         context.engine.set_service_credentials(own);
-        let make = new.make_scratch(&context.clock);
+        let make = new.make_scratch(&context.clock, &context.engine);
         self.scratch.declare(make, Arc::clone(&new.book)).await;
         self.agents.set(Arc::clone(&new.book));
         self.runner.switch(next).await;
+        warn_of_plain_states(&new.book);
         *active = new;
         Ok(report)
     }

@@ -1,6 +1,6 @@
 //! Runs a plan: opens the data, listens, prints the banner, stops cleanly.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,11 +8,14 @@ use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use statehold_agents::dial_core::DialCore;
 use statehold_agents::push::{self, Guard};
 use statehold_agents::runner::{ConversationReader, StepHook};
+use statehold_agents::traces::{self, Collector, TraceClientError};
 use statehold_core::name::Name;
 use statehold_engine::policy::Policies;
-use statehold_engine::{Clock, Engine, OffsetClock, debug_log};
+use statehold_engine::trace::{Span, Traces};
+use statehold_engine::{Clock, Credential, Engine, OffsetClock, debug_log};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::read_token;
 use statehold_server::seal::Sealer;
@@ -20,12 +23,15 @@ use statehold_server::{Metrics, RateLimit, Reload, ServerOptions};
 use statehold_store::sqlite::create_directory;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::Receiver;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing_subscriber::EnvFilter;
 
 use super::reload::{ActiveConfig, ConfigReloader, HangupSignals, MakePlan, ReloadContext};
 use super::{PlannedStorage, ServePlan};
+use crate::cli::globals::DEFAULT_URL;
 use crate::cli::output::CliOutput;
 use crate::cli::printable;
 use crate::config::{
@@ -84,7 +90,10 @@ async fn run_server(
     let data = &config.store.data;
     let environment = ConfigEnvironment::of_process();
     let declared = declare_agents(config, &plan.explained, &environment);
-    let declared = declared.map_err(ConfigMistakes::into_failure)?;
+    let mut declared = declared.map_err(ConfigMistakes::into_failure)?;
+    let dial_core = open_dial_core(declared.dial_core.take())?;
+    let collector = declared.traces.take();
+    let (traces, spans) = collector.as_ref().map(|_| Traces::new()).unzip();
     let on_disk = matches!(plan.storage, PlannedStorage::Disk { .. });
     if plan.storage == (PlannedStorage::Disk { reset: true }) {
         remove_own_files(data)?;
@@ -97,7 +106,7 @@ async fn run_server(
     let mark = program_mark(data, on_disk);
     let active = ActiveConfig::new(config.clone(), declared, &demo, mark.as_deref());
     let policies = active.policies.clone();
-    let parts = open_engine(plan, Arc::clone(&clock), policies).await?;
+    let parts = open_engine(plan, Arc::clone(&clock), (policies, traces)).await?;
     let EngineParts {
         engine,
         sealer,
@@ -108,10 +117,7 @@ async fn run_server(
     demo::revoke_keys(&engine, &tenant).await?;
     let has_keys = engine.has_keys().await?;
     require_keys(plan, has_keys)?;
-    let listener = TcpListener::bind(config.server.listen)
-        .await
-        .with_context(|| format!("cannot listen on {}", config.server.listen))?;
-    let url = format!("http://{}", listener.local_addr()?);
+    let (listener, url) = listen(config.server.listen).await?;
     if on_disk {
         end_leftover_programs(mark.as_deref(), was_unclean);
         write_run_file(data, &url)?;
@@ -136,6 +142,7 @@ async fn run_server(
         calls_max: connections_max,
         push_guard: guard.clone(),
         clock: moved,
+        dial_core,
         ..server_options(config, &reloader)
     };
     let accept = accept_options(&config.server, connections_max, &connections_open);
@@ -155,6 +162,7 @@ async fn run_server(
     engine.load_addresses().await?;
     let background = TaskTracker::new();
     background.spawn(push_decisions(engine.clone(), guard, stop.clone()));
+    let export = TraceExport::start(collector, spans);
     let gone = CancellationToken::new();
     background.spawn(Arc::clone(&reloader).follow(hangups, gone.clone(), stop.clone()));
     let serving = serve(listener, router, accept, stop.clone());
@@ -168,17 +176,57 @@ async fn run_server(
     background.close();
     background.wait().await;
     engine.shut_down().await;
+    // Last of all, for the spans of what ended now.
+    export.end().await?;
     if on_disk {
         run_file::remove(data)?;
     }
     Ok(Exit::Done)
 }
 
+/// The client of the DIAL Core that vouches for callers, if there is one.
+fn open_dial_core(named: Option<(String, Credential)>) -> anyhow::Result<Option<DialCore>> {
+    let core = named.map(|(url, key)| DialCore::new(url, key));
+    Ok(core.transpose()?)
+}
+
+/// Listens at an address, and names it.
+async fn listen(address: SocketAddr) -> anyhow::Result<(TcpListener, String)> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.with_context(|| format!("cannot listen on {address}"))?;
+    let url = format!("http://{}", listener.local_addr()?);
+    Ok((listener, url))
+}
+
+/// The export of traces beside a server, if there is a collector.
+struct TraceExport {
+    stop: CancellationToken,
+    task: Option<JoinHandle<Result<(), TraceClientError>>>,
+}
+
+impl TraceExport {
+    fn start(collector: Option<Collector>, spans: Option<Receiver<Span>>) -> Self {
+        let stop = CancellationToken::new();
+        let task = collector.zip(spans);
+        let task = task.map(|(to, spans)| tokio::spawn(traces::export(spans, to, stop.clone())));
+        Self { stop, task }
+    }
+
+    /// Sends what is left.
+    async fn end(self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        match self.task {
+            Some(task) => Ok(task.await??),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Opens the engine of a plan, and its debug log.
 async fn open_engine(
     plan: &ServePlan,
     clock: Arc<dyn Clock>,
-    policies: Policies,
+    policies: (Policies, Option<Arc<Traces>>),
 ) -> anyhow::Result<EngineParts> {
     let config = &plan.config;
     match plan.storage {
@@ -195,7 +243,6 @@ fn server_options(config: &Config, reloader: &Arc<ConfigReloader>) -> ServerOpti
     ServerOptions {
         keys_required: config.auth.required,
         agents: reloader.agents(),
-        chat_session_ttl_seconds: config.chat.session_ttl_seconds(),
         answerers: config.chat.answerers.clone(),
         scratch: Some(reloader.scratch()),
         console: config.console.enabled,
@@ -377,7 +424,8 @@ fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) 
         env!("CARGO_PKG_VERSION")
     ));
     let row = |name: &str, text: &str| output.note(&format!("  {name:<10} {text}"));
-    row("API", &format!("{url}/v1        schema {url}/openapi.json"));
+    row("API", &format!("{url}/v1"));
+    row("Schema", &format!("{url}/openapi.json"));
     row("OpenAI", &format!("{url}/openai/v1"));
     row("MCP", &format!("{url}{}", statehold_server::MCP_PATH));
     if config.console.enabled {
@@ -386,13 +434,14 @@ fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) 
             &format!("{url}{}", statehold_server::CONSOLE_PATH),
         );
     }
-    row("Health", &format!("{url}/healthz   metrics {url}/metrics"));
+    row("Health", &format!("{url}/healthz"));
+    row("Metrics", &format!("{url}/metrics"));
     let data = printable(&config.store.data.display().to_string());
     match plan.storage {
         PlannedStorage::Memory => row("Data", "in memory: gone when the server stops"),
         PlannedStorage::Disk { .. } if config.auth.required => row("Data", &data),
         PlannedStorage::Disk { .. } => {
-            let ways = "(kept; --memory for throw-away, --reset to start over)";
+            let ways = "(kept; --memory keeps none, --reset starts over)";
             row("Data", &format!("{data}  {ways}"));
         }
     }
@@ -411,10 +460,7 @@ fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) 
     let names: Vec<&str> = agents.map(|agent| agent.name.as_str()).collect();
     if !names.is_empty() {
         let names = names.join(", ");
-        row(
-            "Agents",
-            &format!("{names}   (embedded demo, rules not a model)"),
-        );
+        row("Agents", &format!("{names} (rules, no model)"));
     }
     if banner.was_unclean {
         let what = "from an unclean stop; all acknowledged writes are there";
@@ -429,10 +475,18 @@ fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) 
     } else {
         "statehold chat"
     };
+    let at = if url == DEFAULT_URL {
+        String::new()
+    } else {
+        format!(" --url {url}")
+    };
     let ms = banner.begun.elapsed().as_millis();
-    output.note(&format!(
-        "  Ready in {ms} ms. Try:  {next}        Stop: Ctrl-C"
-    ));
+    let stop = if at.is_empty() {
+        "        Stop: Ctrl-C"
+    } else {
+        "\n  Stop: Ctrl-C"
+    };
+    output.note(&format!("  Ready in {ms} ms. Try:  {next}{at}{stop}"));
 }
 
 /// Resolves when this process is asked to stop.

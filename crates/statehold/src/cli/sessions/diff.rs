@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::cli::answers::elements;
 use crate::cli::diff::{self, DiffRangeArgs};
-use crate::cli::output::CliOutput;
+use crate::cli::output::{CliOutput, plural};
 use crate::cli::resolve;
 use crate::client::Client;
 use crate::exit::Exit;
@@ -29,13 +29,15 @@ impl SessionsDiffArgs {
             let (revision, to) = (&rewind["revision"], &rewind["to"]);
             output.note(&format!("revision {revision} went back to {to}"));
         }
+        let items = found["items_added"].as_u64().unwrap_or(0);
+        let items = usize::try_from(items).unwrap_or(usize::MAX);
         output.note(&format!(
-            "revisions {} to {}: {} keys changed, {} messages and {} items came",
+            "revisions {} to {}: {} changed, {} and {} came",
             found["from"],
             found["to"],
-            elements(&found, "changes").len(),
-            elements(&found, "messages").len(),
-            found["items_added"],
+            plural(elements(&found, "changes").len(), "key"),
+            plural(elements(&found, "messages").len(), "message"),
+            plural(items, "item"),
         ));
         Ok(Exit::Done)
     }

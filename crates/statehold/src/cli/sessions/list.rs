@@ -62,10 +62,11 @@ impl SessionsListArgs {
 fn table(sessions: &[Value], output: &CliOutput) -> TextTable {
     let mut table = TextTable::new(&[
         "SESSION", "STATUS", "APP", "USER", "NAME", "AGENT", "REVISION", "UPDATED",
-    ]);
+    ])
+    .spare(&["REVISION", "APP", "AGENT"]);
     for session in sessions {
         table.row(vec![
-            TableCell::of(&session["id"]),
+            TableCell::id(&session["id"]),
             TableCell::status(text(session, "status")),
             TableCell::of(&session["app"]),
             TableCell::of(&session["user"]),

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use crate::cli::answers::{LastRows, LastRowsArgs, elements, text};
 use crate::cli::items;
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone};
-use crate::cli::resolve;
+use crate::cli::printable::cell;
+use crate::cli::resolve::{self, exact_name, short};
 use crate::cli::tree::{all_requests, open_holds};
 use crate::client::Client;
 use crate::exit::Exit;
@@ -36,19 +37,33 @@ impl SessionsShowArgs {
         let path = format!("/v1/sessions/{id}/messages");
         let last = self.last.fetch(client, (&path, "messages"), self.hidden);
         let LastRows {
+            answer,
             rows: mut messages,
             earlier,
-            ..
         } = last.await?;
+        let failures = elements(&answer, "failures");
         if output.json {
-            return output
-                .json(&json!({ "session": session, "holds": holds, "messages": messages }));
+            let mut shown = json!({ "session": session, "holds": holds, "messages": messages });
+            if self.hidden {
+                shown["failures"] = failures.into();
+            }
+            return output.json(&shown);
         }
         name_agents(&mut messages, &tree);
         if output.is_terminal {
             print_for_people(&session, &holds, &messages, output)?;
         } else {
             print_for_pipes(&session, &holds, &messages, output)?;
+        }
+        items::print_failures(failures, output)?;
+        let has_failed = all_requests(elements(&tree, "tasks"))
+            .into_iter()
+            .any(|request| text(request, "status") == "failed");
+        if has_failed && !self.hidden {
+            output.note(&format!(
+                "A request failed. Operators see why with: statehold sessions show {} --show-hidden",
+                cell(&short(&id))
+            ));
         }
         if let Some(flag) = earlier {
             output.note(&format!("There are earlier messages: {flag}"));
@@ -138,9 +153,13 @@ fn print_for_people(
         ))?;
         let mut table = TextTable::new(&[]);
         for hold in holds {
-            let mut cells = vec![TableCell::new("  ⏸")];
-            cells.extend(hold_cells(hold));
-            table.row(cells);
+            let name = exact_name(text(session, "id"), text(hold, "alias"));
+            table.row(vec![
+                TableCell::new("  ⏸"),
+                TableCell::new(name).tone(TextTone::Strong),
+                TableCell::of(&hold["kind"]),
+                TableCell::of(&hold["title"]),
+            ]);
         }
         output.table(&table)?;
     }

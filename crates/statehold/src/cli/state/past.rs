@@ -61,7 +61,8 @@ impl StateHistoryArgs {
 
 /// The writes of one key, oldest first.
 fn history(writes: &[Value], output: &CliOutput) -> TextTable {
-    let mut table = TextTable::new(&["REVISION", "AT", "BY", "COMMAND", "REQUEST", "VALUE"]);
+    let mut table = TextTable::new(&["REVISION", "AT", "BY", "COMMAND", "REQUEST", "VALUE"])
+        .spare(&["REQUEST", "COMMAND"]);
     for write in writes {
         let after = write.get("after");
         let value = match after {
@@ -73,7 +74,7 @@ fn history(writes: &[Value], output: &CliOutput) -> TextTable {
             output.time(&write["at"]),
             TableCell::of(&write["by"]),
             TableCell::of(&write["command"]),
-            TableCell::of(&write["request_id"]),
+            TableCell::id(&write["request_id"]),
             value,
         ]);
     }

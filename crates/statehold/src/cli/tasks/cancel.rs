@@ -48,7 +48,7 @@ impl TasksCancelArgs {
         if output.json {
             return output.json(&answer.body);
         }
-        output.line(&format!("✓ cancelled {alias}   {}", cell(&found.id)))?;
+        output.prose(&format!("✓ cancelled {alias} ({})", cell(&found.id)))?;
         Ok(Exit::Done)
     }
 }

@@ -50,6 +50,7 @@ impl TasksShowArgs {
                 output.note("\nAll items are hidden; operators see them with: --show-hidden");
             }
         }
+        items::print_failures(elements(&task, "failures"), output)?;
         if let Some(flag) = earlier {
             output.note(&format!("There are earlier items: {flag}"));
         }

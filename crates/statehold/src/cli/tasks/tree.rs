@@ -66,7 +66,7 @@ impl TasksTreeArgs {
         } else {
             TreeExtent::Live
         };
-        tree.lines(root, extent, &output.times)
+        tree.lines(root, extent, output)
     }
 
     /// Redraws the tree after each record, until the key may no longer read the session.

@@ -141,6 +141,11 @@ kind = "openai"
 base_url = "http://h/v1"
 model = "m"
 headers = { api-key = { env = "OPENAI_API_KEY" } }
+
+[agents.app]
+kind = "dial"
+base_url = "http://h/?api-version=1"
+deployment = "applications/b/gpa"
 "#;
     let book = book(file);
     let azure = &book.models[&name("azure")];
@@ -159,6 +164,11 @@ headers = { api-key = { env = "OPENAI_API_KEY" } }
         panic!("it is a service");
     };
     assert_eq!(far.headers.len(), 1);
+    let AgentKind::Dial(app) = &book.agent(&name("app")).expect("declared").kind else {
+        panic!("it is an application");
+    };
+    assert_eq!(app.base_url, "http://h?api-version=1");
+    assert_eq!(app.deployment, "applications/b/gpa");
 
     let unset = file.replace("OPENAI_API_KEY", "NOT_SET");
     let place = TestPlace::new(&unset, &VARIABLES);

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use super::KeyChange;
 use crate::api::json::{Raw, Time};
+use crate::people::PeopleNames;
 
 /// A page of the difference between two revisions of a session.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -90,7 +91,7 @@ pub struct StateChange {
     /// The revision of the last write.
     pub revision: u64,
     pub at: Time,
-    /// The principal that wrote it last, as in the record.
+    /// Who wrote it last: the name of a person, the id of a key, `local` or `system`.
     pub by: String,
     /// The command that wrote it last.
     #[schema(value_type = String)]
@@ -106,6 +107,7 @@ pub struct StateChange {
 impl StateChange {
     pub(super) fn of(
         change: &KeyChange,
+        names: &PeopleNames,
         before: Option<PastValueView>,
         after: Option<PastValueView>,
     ) -> Self {
@@ -117,7 +119,7 @@ impl StateChange {
             writes: change.writes,
             revision: blame.revision,
             at: blame.at.into(),
-            by: blame.by.to_string(),
+            by: names.of(&blame.by),
             command: blame.command,
             request_id: blame.request,
             restored_from: blame.restored_from,

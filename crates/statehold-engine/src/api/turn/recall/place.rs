@@ -120,12 +120,20 @@ impl CarriedPlace {
 
 /// The `data` of an input, with a note about how its session was found.
 pub(in crate::api::turn) fn with_note(data: Option<Raw>, note: Option<Raw>) -> Option<Raw> {
-    let Some(note) = note else {
-        return data;
+    let note = note.map(|note| raw_bytes(&to_body(&BTreeMap::from([(NOTE, note)]))));
+    with_members(data, note)
+}
+
+/// An object with the members of two. The second one counts where both have a member.
+pub(in crate::api::turn) fn with_members(one: Option<Raw>, other: Option<Raw>) -> Option<Raw> {
+    let (one, other) = match (one, other) {
+        (Some(one), Some(other)) => (one, other),
+        (one, other) => return one.or(other),
     };
-    let members = data.and_then(|data| serde_json::from_str(data.get()).ok());
+    let members = serde_json::from_str(one.get());
     let mut members: BTreeMap<String, Raw> = members.unwrap_or_default();
-    members.insert(NOTE.to_owned(), note);
+    let more: BTreeMap<String, Raw> = serde_json::from_str(other.get()).unwrap_or_default();
+    members.extend(more);
     Some(raw_bytes(&to_body(&members)))
 }
 

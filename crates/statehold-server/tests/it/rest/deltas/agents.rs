@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use statehold_agents::runner::{Runner, RunnerOptions};
 use statehold_agents::spec::{
     AgentBook, AgentKind, AgentSpec, CallerTrust, ChatMemory, ChatSessions, FinalAnswer, ModelSpec,
-    OpenaiSpec, RouterSpec, Routing,
+    OpenaiSpec, RouterSpec, Routing, StageDetail, StateFormat,
 };
 use statehold_core::digest::Digest;
 use statehold_core::name::Name;
@@ -45,6 +45,8 @@ fn agent(text: &str, kind: AgentKind) -> (Name, Arc<AgentSpec>) {
         sessions: ChatSessions::Auto,
         caller_history: CallerTrust::default(),
         references: false,
+        stages: StageDetail::default(),
+        state_format: StateFormat::default(),
         brief_on_loss: false,
         digest: Digest::sha256(text.as_bytes()),
     };

@@ -9,17 +9,21 @@ use serde_json::Value;
 
 use super::super::list::table;
 use super::changes::WatchedChange;
+use super::keys::WatchKey;
 use crate::cli::answers::{read, text};
 use crate::cli::frame::Frame;
-use crate::cli::hold::HoldInfo;
+use crate::cli::hints::typed;
+use crate::cli::hold::{HoldInfo, explain_why_not};
 use crate::cli::output::{CliOutput, TextTone};
-use crate::cli::printable::cell;
-use crate::cli::resolve::{HoldNames, short};
+use crate::cli::printable::{cell, excerpt};
+use crate::cli::resolve::{HoldNames, exact_name, short};
 use crate::cli::tree::{SessionTree, TreeExtent};
 use crate::client::Client;
 
+/// How many open holds are listed at once.
+const LISTED: usize = 6;
 /// How many decisions stay on the screen.
-const DECIDED_SHOWN: usize = 5;
+const DECIDED_SHOWN: usize = 3;
 /// How long the tree of a decided hold stays, so that people see the tasks resume.
 const TREE_STAYS_SECONDS: i64 = 10;
 
@@ -30,31 +34,32 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub(super) struct WatchScreen {
     client: Client,
     frame: Frame,
-    names: HoldNames,
     /// The last decisions, the newest first.
     decided: VecDeque<HoldInfo>,
     /// The session of the last decision, and when it was seen.
     recent: Option<(String, Timestamp)>,
     /// The connection error, if there is one.
     trouble: Option<String>,
-    must_name: bool,
+    /// Whether a person can decide with keys.
+    has_keys: bool,
+    /// The hold that keys would decide.
+    selected: Option<String>,
 }
 
 impl WatchScreen {
-    pub(super) fn new(client: &Client) -> Self {
+    pub(super) fn new(client: &Client, has_keys: bool) -> Self {
         Self {
+            has_keys,
+            selected: None,
             client: client.within(PATIENCE),
             frame: Frame::new(),
-            names: HoldNames::default(),
             decided: VecDeque::new(),
             recent: None,
             trouble: None,
-            must_name: true,
         }
     }
 
     pub(super) fn record_change(&mut self, change: &WatchedChange) {
-        self.must_name = true;
         if change.word != "decided" {
             return;
         }
@@ -74,20 +79,17 @@ impl WatchScreen {
             .iter()
             .map(read)
             .collect::<anyhow::Result<Vec<HoldInfo>>>()?;
-        // Names are loaded again only after holds opened or closed.
-        if self.must_name
-            && self.trouble.is_none()
-            && let Ok(names) = HoldNames::load(&self.client).await
-        {
-            self.names = names;
-            self.must_name = false;
-        }
+        self.selected = self.selected_in(&holds).map(|hold| hold.id.clone());
         let mut lines = vec![self.headline(holds.len(), output), String::new()];
         if holds.is_empty() {
             lines.push("Nothing waits for a person.".to_owned());
         } else {
-            let table = table(&holds, &self.names, output).render(true, true);
-            lines.extend(table.lines().map(str::to_owned));
+            lines.extend(self.list(&holds, output));
+        }
+        if let Some(hold) = self.selected_in(&holds).filter(|_| self.has_keys) {
+            lines.push(String::new());
+            lines.extend(brief(hold, output));
+            lines.push(keys_of(hold));
         }
         lines.extend(self.tree(&holds, output).await);
         if !self.decided.is_empty() {
@@ -98,9 +100,9 @@ impl WatchScreen {
             let tone = TextTone::of_status(&hold.status);
             lines.push(format!(
                 "{}  {}   {}",
-                cell(&self.names.name(&hold.alias, &hold.session_id)),
+                cell(&exact_name(&hold.session_id, &hold.alias)),
                 tone.paint(&hold.outcome(&output.times)),
-                hold.summary(60)
+                hold.summary(40)
             ));
         }
         lines.push(String::new());
@@ -137,17 +139,113 @@ impl WatchScreen {
         };
         let heading = format!("session {}", cell(&short(text(&tree.answer, "session_id"))));
         let mut lines = vec![String::new(), TextTone::Strong.paint(&heading)];
-        lines.extend(tree.lines(None, TreeExtent::Live, &output.times));
+        lines.extend(tree.lines(None, TreeExtent::Live, output));
         lines
     }
 
     fn footer(&self, holds: &[HoldInfo]) -> String {
-        match holds.first() {
+        match self.selected_in(holds) {
+            Some(_) if self.has_keys => "s or ↓ next   k or ↑ previous   q quit".to_owned(),
             Some(first) => {
-                let name = self.names.name(&first.alias, &first.session_id);
-                format!("Look at one with: statehold approvals show {name}   (Ctrl-C ends)")
+                let name = cell(&exact_name(&first.session_id, &first.alias));
+                typed(&format!(
+                    "Look at one with: statehold approvals show {name}   (Ctrl-C ends)"
+                ))
             }
+            None if self.has_keys => "q quit".to_owned(),
             None => "(Ctrl-C ends)".to_owned(),
         }
     }
+
+    /// The hold that keys would decide: the chosen one, or the most urgent one.
+    fn selected_in<'a>(&self, holds: &'a [HoldInfo]) -> Option<&'a HoldInfo> {
+        let chosen = holds
+            .iter()
+            .find(|hold| Some(&hold.id) == self.selected.as_ref());
+        chosen.or(holds.first())
+    }
+
+    /// The rows around the selected hold.
+    fn list(&self, holds: &[HoldInfo], output: &CliOutput) -> Vec<String> {
+        let at = holds
+            .iter()
+            .position(|hold| Some(&hold.id) == self.selected.as_ref());
+        let last = holds.len().saturating_sub(LISTED);
+        let begin = at.unwrap_or(0).saturating_sub(LISTED / 2).min(last);
+        let shown: Vec<HoldInfo> = holds.iter().skip(begin).take(LISTED).cloned().collect();
+        let marked = self.selected.as_deref().filter(|_| self.has_keys);
+        let table = table(&shown, &HoldNames::default(), marked, output);
+        let table = table.render(Some(output.columns), true);
+        let mut lines: Vec<String> = table.lines().map(str::to_owned).collect();
+        let left_out = holds.len() - shown.len();
+        if left_out > 0 {
+            lines.push(format!("… {left_out} more"));
+        }
+        lines
+    }
+
+    /// Takes a key. Returns the hold to decide, if it begins a decision that is offered.
+    pub(super) fn take_key(&mut self, key: WatchKey, open: &[Value]) -> Option<String> {
+        let holds: Vec<HoldInfo> = open.iter().filter_map(|hold| read(hold).ok()).collect();
+        let hold = self.selected_in(&holds)?;
+        let at = holds.iter().position(|one| one.id == hold.id)?;
+        if let Some(decision) = key.decision() {
+            return offers(hold, decision).then(|| hold.id.clone());
+        }
+        let to = match key {
+            WatchKey::Previous => at + holds.len() - 1,
+            _ => at + 1,
+        };
+        self.selected = Some(holds[to % holds.len()].id.clone());
+        None
+    }
+
+    /// Draws below what was printed meanwhile.
+    pub(super) fn begin_anew(&mut self) {
+        self.frame = Frame::new();
+    }
+}
+
+/// Whether the hold can be decided like this with this key of the server.
+fn offers(hold: &HoldInfo, decision: &str) -> bool {
+    let sees_action = hold.kind != "approval" || hold.action.is_some();
+    hold.may_decide == Some(true)
+        && sees_action
+        && hold.allowed.iter().any(|allowed| allowed == decision)
+}
+
+/// The selected hold in a few lines. The whole of it is shown before a decision.
+fn brief(hold: &HoldInfo, output: &CliOutput) -> Vec<String> {
+    let title = excerpt(&hold.title, output.columns);
+    let mut lines = vec![TextTone::Strong.paint(&title)];
+    if let Some(message) = &hold.message {
+        lines.push(excerpt(message, output.columns));
+    }
+    if let Some(action) = &hold.action {
+        lines.push(excerpt(&action.call_text(), output.columns));
+        lines.push(hold.risk_words());
+    }
+    lines
+}
+
+/// The keys that decide a hold.
+fn keys_of(hold: &HoldInfo) -> String {
+    let keys = [
+        ("approve", "a approve"),
+        ("edit", "e edit"),
+        ("reject", "r reject"),
+        ("respond", "m answer"),
+        ("dismiss", "i dismiss"),
+    ];
+    let offered = keys
+        .into_iter()
+        .filter(|(decision, _)| offers(hold, decision));
+    let offered: Vec<&str> = offered.map(|(_, key)| key).collect();
+    if !offered.is_empty() {
+        return offered.join("   ");
+    }
+    let why = hold.why_not.as_deref();
+    let why = why.map(|why| explain_why_not(why, hold.role.as_deref()));
+    let why = why.unwrap_or_else(|| "this key may not decide it".to_owned());
+    format!("You cannot decide this: {}", cell(&why))
 }

@@ -52,6 +52,24 @@ fn what_a_kind_needs_must_be_there() {
         "agents.a.model",
         &["is missing", "its name at the service"],
     );
+    let dial = "kind = \"dial\"\nbase_url = \"http://h/core\"\n";
+    mistaken(
+        &agent(dial),
+        "agents.a.deployment",
+        &["is missing", "name of the application"],
+    );
+    mistaken(
+        &agent(&format!("{dial}deployment = \"gpa\"\nmemory = \"track\"")),
+        "agents.a.memory",
+        &["applications of DIAL store nothing", "kind = \"openai\""],
+    );
+    mistaken(
+        &agent(
+            "kind = \"dial\"\ndeployment = \"a/b\"\nbase_url = \"http://h/openai/deployments/\"",
+        ),
+        "agents.a.base_url",
+        &["ends with /openai/deployments", "leave"],
+    );
     mistaken(
         &agent("kind = \"conversations\""),
         "agents.a.base_url",
@@ -463,7 +481,7 @@ fn a_setting_of_another_kind_is_refused_with_the_kinds_that_have_it() {
     mistaken(
         &agent("timeout_seconds = 5"),
         "agents.a.timeout_seconds",
-        &["only for: openai, conversations"],
+        &["only for: openai, dial, conversations"],
     );
     let command = "[tool_servers.t]\ncommand = [\"x\"]\ncredential_env = \"KEY\"\n";
     mistaken(

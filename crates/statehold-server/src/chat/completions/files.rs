@@ -16,6 +16,8 @@ pub(crate) struct AttachmentIn {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     url: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    reference_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     reference_url: Option<String>,
     /// The bytes, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -29,6 +31,7 @@ impl AttachmentIn {
             kind: file.kind,
             title: file.title,
             url: file.url,
+            reference_type: file.reference_type,
             reference_url: file.reference_url,
             data: file.data,
         }

@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use statehold_core::ids::SessionId;
 
-use super::ask::{ChatIn, ConversationIn};
+use super::request::{CompletionsIn, ConversationIn};
 use crate::http::call::text;
 use crate::http::problem::{Code, Problem};
 
@@ -21,7 +21,7 @@ pub(crate) enum SessionChoice {
 }
 
 impl SessionChoice {
-    pub(crate) fn of(headers: &HeaderMap, chat: &ChatIn) -> Result<Self, Problem> {
+    pub(crate) fn of(headers: &HeaderMap, chat: &CompletionsIn) -> Result<Self, Problem> {
         let header = text(headers, "x-statehold-session")?;
         let body = chat.conversation.as_ref().map(ConversationIn::text);
         let named = match (header, body) {

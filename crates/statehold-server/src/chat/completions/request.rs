@@ -1,16 +1,18 @@
-//! The request of a chat call.
+//! The request of a call to chat completions.
 //!
-//! Unknown fields are ignored: OpenAI's clients keep adding new ones. Fields that ask for an unsupported
+//! Unknown fields are ignored: the clients of OpenAI and DIAL keep adding new ones. Fields that ask for an unsupported
 //! feature are refused by name, so that no feature is silently missing.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use statehold_engine::api::json::{Raw, raw_bytes, to_body};
 use statehold_engine::api::turn::{CarriedMessage, TurnDecision, UserMessage};
 use statehold_engine::bodies::{PartBody, text_of};
 use utoipa::ToSchema;
 
 use super::files::{AttachmentIn, FileIn, ImageIn};
+use super::legacy_state::{MalformedState, legacy_state};
 use crate::chat::CarriedText;
 use crate::http::problem::{Code, Problem};
 
@@ -20,9 +22,10 @@ const MESSAGES_MAX: usize = 10_000;
 /// A chat call. Other fields are ignored.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = ChatRequest)]
-pub(crate) struct ChatIn {
+pub(crate) struct CompletionsIn {
     /// The agent.
-    pub(crate) model: String,
+    #[schema(value_type = String, required)]
+    pub(crate) model: Option<String>,
     /// With a session: the last one is the input, and the server knows the rest. Without: the whole
     /// conversation.
     #[schema(value_type = Vec<ChatMessageIn>, min_items = 1)]
@@ -130,6 +133,10 @@ pub(crate) struct ChatMessageIn {
 pub(crate) struct CustomIn {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) attachments: Option<Vec<AttachmentIn>>,
+    /// The state of an agent that trusts its callers, beside an earlier answer.
+    #[serde(default, skip_deserializing, skip_serializing_if = "Option::is_none")]
+    #[schema(ignore)]
+    state: Option<Raw>,
 }
 
 /// An earlier message. A malformed `custom_content` does not make the message unreadable.
@@ -138,6 +145,15 @@ struct EarlierIn {
     role: String,
     content: Option<Raw>,
     custom_content: Option<Raw>,
+}
+
+/// The legacy states of a call.
+#[derive(Debug, Default)]
+pub(crate) struct LegacyStates {
+    /// The newest id of a conversation.
+    pub(crate) conversation: Option<String>,
+    /// Whether one of them fits no schema.
+    pub(crate) has_malformed: bool,
 }
 
 /// The signs of a message about tools that the caller runs.
@@ -173,7 +189,13 @@ struct PartIn {
     file: Option<FileIn>,
 }
 
-impl ChatIn {
+impl CompletionsIn {
+    /// Whether the client asks for the usage in a stream.
+    pub(crate) fn wants_stream_usage(&self) -> bool {
+        let options = self.stream_options.as_ref();
+        self.stream == Some(true) && options.is_some_and(|it| it.include_usage == Some(true))
+    }
+
     /// Whether the answer shows holds with everything that the caller may see.
     pub(crate) fn wants_own_holds(&self) -> bool {
         let extension = self.statehold.as_ref();
@@ -239,8 +261,9 @@ impl ChatIn {
     }
 
     /// The messages of user and assistant before the last one, and the same for an agent that does not know
-    /// them. Other members of a message may claim anything, and are left out.
-    pub(crate) fn earlier(&self) -> (Vec<CarriedMessage>, Option<Raw>) {
+    /// them. Other members of a message may claim anything, and are left out; `takes_states` keeps legacy states of
+    /// answers, for an agent that trusts its callers.
+    pub(crate) fn earlier(&self, takes_states: bool) -> (Vec<CarriedMessage>, Option<Raw>) {
         let (mut carried, mut context) = (Vec::new(), Vec::new());
         let earlier = self.messages.len().saturating_sub(1);
         for message in &self.messages[..earlier] {
@@ -252,6 +275,9 @@ impl ChatIn {
             else {
                 continue;
             };
+            let state = custom_content.as_deref().filter(|_| takes_states);
+            let state = state.and_then(legacy_state).and_then(Result::ok);
+            let state = state.and_then(|state| RawValue::from_string(state.own?).ok());
             let custom = custom_content.and_then(|custom| serde_json::from_str(custom.get()).ok());
             let mut message = ChatMessageIn {
                 role,
@@ -263,7 +289,10 @@ impl ChatIn {
                 "user" => carried.push(CarriedMessage::by_user(&text, &files)),
                 "assistant" => {
                     carried.push(CarriedMessage::by_assistant(&text));
-                    message.custom_content = None;
+                    message.custom_content = state.map(|state| CustomIn {
+                        attachments: None,
+                        state: Some(state),
+                    });
                 }
                 _ => continue,
             }
@@ -272,6 +301,32 @@ impl ChatIn {
         let history = || raw_bytes(&to_body(&ContextOut { history: &context }));
         let context = (!context.is_empty()).then(history);
         (carried, context)
+    }
+
+    /// The legacy states that come with earlier answers. None if there are none.
+    pub(crate) fn legacy(&self) -> Option<LegacyStates> {
+        let earlier = self.messages.len().saturating_sub(1);
+        let mut found: Option<LegacyStates> = None;
+        for message in self.messages[..earlier].iter().rev() {
+            let Ok(message) = serde_json::from_str::<EarlierIn>(message.get()) else {
+                continue;
+            };
+            let custom = message
+                .custom_content
+                .filter(|_| message.role == "assistant");
+            let Some(state) = custom.as_deref().and_then(legacy_state) else {
+                continue;
+            };
+            let found = found.get_or_insert_default();
+            match state {
+                Ok(state) => {
+                    // The newest one counts: an older conversation may have been given up.
+                    found.conversation = found.conversation.take().or(state.conversation);
+                }
+                Err(MalformedState) => found.has_malformed = true,
+            }
+        }
+        found
     }
 
     /// Refuses parameters that no agent supports.

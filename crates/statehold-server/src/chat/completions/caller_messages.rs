@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use statehold_engine::api::json::{Raw, raw_bytes, to_body};
 
-use super::ask::{ChatIn, CustomIn};
 use super::files::AttachmentIn;
+use super::legacy_state::{MalformedState, legacy_state};
+use super::request::{CompletionsIn, CustomIn};
 use crate::chat::{CarriedText, StateOpener};
 
 /// Parameters that are passed on to a chat service.
@@ -44,6 +45,9 @@ pub(crate) struct CallerMessages<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     last: Option<Cow<'a, RawValue>>,
     passthrough: BTreeMap<String, Raw>,
+    /// Of a client of DIAL.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dial: Option<&'a RawValue>,
 }
 
 /// How an agent gets the messages of a caller.
@@ -53,12 +57,14 @@ pub(crate) struct CallerRights {
     pub(crate) passes: bool,
     /// Whether it gets the messages as they were sent.
     pub(crate) is_trusted: bool,
+    /// Whether it gets the states of coordinators as it wrote them itself.
+    pub(crate) takes_states: bool,
 }
 
 impl<'a> CallerMessages<'a> {
     /// The messages of a call. `left_out` gets the kinds of parts that do not reach the agent.
     pub(crate) fn of(
-        (chat, body): (&'a ChatIn, &[u8]),
+        (chat, body): (&'a CompletionsIn, &[u8]),
         is_plain: bool,
         rights: CallerRights,
         states: StateOpener<'_>,
@@ -70,7 +76,11 @@ impl<'a> CallerMessages<'a> {
             passthrough
                 .retain(|name, value| PASSED.contains(&name.as_str()) && value.get() != "null");
         }
-        let mut reader = CallerReader { states, left_out };
+        let mut reader = CallerReader {
+            states,
+            takes_states: rights.takes_states,
+            left_out,
+        };
         let (last, history) = match chat.messages.split_last() {
             Some((last, history)) => (Some(last).filter(|_| !is_plain), history),
             None => (None, &[][..]),
@@ -92,6 +102,7 @@ impl<'a> CallerMessages<'a> {
             history,
             last,
             passthrough,
+            dial: None,
         }
     }
 }
@@ -133,6 +144,8 @@ impl CustomOut {
 /// Reads the messages of one call.
 struct CallerReader<'a> {
     states: StateOpener<'a>,
+    /// Whether legacy states are taken apart.
+    takes_states: bool,
     left_out: &'a mut BTreeSet<&'static str>,
 }
 
@@ -188,7 +201,8 @@ impl CallerReader<'_> {
 
     /// Messages as they were sent, with the states that this server sealed opened.
     fn trusted<'m>(&mut self, history: &'m [Raw]) -> Cow<'m, [Raw]> {
-        if !history.iter().any(|message| sealed_in(message).is_some()) {
+        let is_read = |message: &Raw| sealed_in(message).is_some();
+        if !self.takes_states && !history.iter().any(is_read) {
             return Cow::Borrowed(history);
         }
         let opened = history.iter().rev().map(|message| self.opened(message));
@@ -200,7 +214,7 @@ impl CallerReader<'_> {
     /// A message with its sealed state opened, or without it.
     fn opened(&mut self, message: &Raw) -> Raw {
         let Some((mut members, mut custom, text)) = sealed_in(message) else {
-            return message.clone();
+            return self.upgraded(message).unwrap_or_else(|| message.clone());
         };
         custom.remove("state");
         if let Some(state) = self.states.open(&text) {
@@ -210,6 +224,30 @@ impl CallerReader<'_> {
         }
         members.insert("custom_content".to_owned(), raw_bytes(&to_body(&custom)));
         raw_bytes(&to_body(&members))
+    }
+}
+
+impl CallerReader<'_> {
+    /// A message whose legacy state is that of the agent itself. None if it has no such state.
+    fn upgraded(&mut self, message: &Raw) -> Option<Raw> {
+        let read: MessageIn = serde_json::from_str(message.get()).ok()?;
+        let is_answer = self.takes_states && read.role == "assistant";
+        let custom = read.custom_content.filter(|_| is_answer)?;
+        let state = legacy_state(&custom)?;
+        let mut members: Members = serde_json::from_str(message.get()).ok()?;
+        let mut custom: Members = serde_json::from_str(custom.get()).ok()?;
+        custom.remove("state");
+        match state {
+            Ok(state) => {
+                let own = state.own.and_then(|own| RawValue::from_string(own).ok());
+                custom.extend(own.map(|own| ("state".to_owned(), own)));
+            }
+            Err(MalformedState) => {
+                self.left_out.insert("state");
+            }
+        }
+        members.insert("custom_content".to_owned(), raw_bytes(&to_body(&custom)));
+        Some(raw_bytes(&to_body(&members)))
     }
 }
 

@@ -1,0 +1,144 @@
+//! The stages of a turn: what a coordinator and the agents below it show while they work, and what is kept of it.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json, value::to_raw_value};
+use statehold_agents::spec::{AgentKind, AgentSpec, StageDetail};
+use statehold_core::ids::RequestId;
+use statehold_engine::DraftChange;
+use statehold_engine::api::turn::{AgentReply, ReplyParts};
+use statehold_engine::bodies::ItemBody;
+use statehold_engine::stage::StageChange;
+
+use crate::rig::{Outcome, PATIENCE, Rig, agent, router};
+
+fn detailed(spec: Arc<AgentSpec>, stages: StageDetail) -> Arc<AgentSpec> {
+    let mut spec = Arc::into_inner(spec).expect("one owner");
+    spec.stages = stages;
+    Arc::new(spec)
+}
+
+async fn coordinators(top: StageDetail, bottom: StageDetail) -> Rig {
+    Rig::new(vec![
+        detailed(router("top", &[(".", "bottom")], &["bottom"]), top),
+        detailed(router("bottom", &[(".", "weather")], &["weather"]), bottom),
+        agent("weather", AgentKind::Worker),
+    ])
+    .await
+}
+
+/// Asks as a client that shows stages.
+async fn ask(rig: &Rig, text: &str) -> RequestId {
+    let session = rig.session("top").await;
+    let body = ItemBody {
+        content: Some(to_raw_value(text).expect("text")),
+        data: Some(to_raw_value(&json!({"dial": {}})).expect("JSON")),
+        ..ItemBody::default()
+    };
+    rig.ask_body(session, "top", &body, &[]).await
+}
+
+/// The stages in the end of a request, in short.
+async fn kept(rig: &Rig, request: RequestId) -> Vec<String> {
+    let ended = rig.ended(request).await;
+    let parts = ReplyParts {
+        stages: true,
+        ..ReplyParts::default()
+    };
+    let reply = AgentReply::of(request, ended.finished.as_ref(), parts);
+    let stages = reply.stages.iter().map(|stage| {
+        let stage: Value = serde_json::to_value(stage).expect("JSON");
+        let text = |name: &str| stage[name].as_str().unwrap_or_default().to_owned();
+        let parent = stage["parent"].as_u64().map(|parent| format!("{parent}/"));
+        let parent = parent.unwrap_or_default();
+        let (name, content, status) = (text("name"), text("content"), text("status"));
+        format!("{parent}{name} [{content}] {status}")
+    });
+    stages.collect()
+}
+
+#[tokio::test]
+async fn the_stages_of_coordinators_nest_and_are_kept_with_the_answer() -> Outcome {
+    let rig = coordinators(StageDetail::Full, StageDetail::Names).await;
+    let runner = rig.runner().await;
+    let request = ask(&rig, "weather?").await;
+    rig.answer(&rig.claim("weather").await, "Sunny").await;
+    assert_eq!(
+        kept(&rig, request).await,
+        [
+            r#"Coordination Request [{"agent_name":"bottom"}] completed"#,
+            "Call bottom Agent [] completed",
+            "1/Coordination Request [] completed",
+            "1/Call weather Agent [] completed",
+        ]
+    );
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_shows_no_stages_hides_those_below_it() -> Outcome {
+    let rig = coordinators(StageDetail::Names, StageDetail::None).await;
+    let runner = rig.runner().await;
+    let request = ask(&rig, "weather?").await;
+    rig.answer(&rig.claim("weather").await, "Sunny").await;
+    let shown = kept(&rig, request).await;
+    assert_eq!(shown.len(), 2, "{shown:?}");
+    let silent = coordinators(StageDetail::None, StageDetail::Full).await;
+    let other = silent.runner().await;
+    let request = ask(&silent, "weather?").await;
+    silent.answer(&silent.claim("weather").await, "Sunny").await;
+    assert!(kept(&silent, request).await.is_empty());
+    for (rig, runner) in [(rig, runner), (silent, other)] {
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn stages_are_seen_while_the_turn_runs_and_stored_only_for_clients_that_show_them() -> Outcome
+{
+    let rig = coordinators(StageDetail::Names, StageDetail::Names).await;
+    let runner = rig.runner().await;
+    let session = rig.session("top").await;
+    let request = rig.ask(session, "top", "weather?").await;
+    let mut draft = rig.engine.follow_draft(request);
+    let claimed = rig.claim("weather").await;
+    let mut opened = Vec::new();
+    while opened.len() < 4 {
+        let change = tokio::time::timeout(PATIENCE, draft.next_change()).await;
+        match change.expect("it takes too long").expect("a change") {
+            DraftChange::Stage(StageChange::Opened { parent, name }) => opened.push((parent, name)),
+            DraftChange::Stage(_) | DraftChange::Text(_) => {}
+        }
+    }
+    let (parent, name) = opened.last().expect("four");
+    assert_eq!((*parent, name.as_str()), (Some(1), "Call weather Agent"));
+    rig.answer(&claimed, "Sunny").await;
+    assert!(kept(&rig, request).await.is_empty());
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// A runner that takes over writes the same stages again; nothing is there twice.
+#[tokio::test]
+async fn a_turn_that_goes_on_after_a_lost_runner_keeps_each_stage_once() -> Outcome {
+    let rig = coordinators(StageDetail::Names, StageDetail::Names).await;
+    let first = rig.runner().await;
+    let request = ask(&rig, "weather?").await;
+    let claimed = rig.claim("weather").await;
+    first.stop().await;
+    let second = rig.runner().await;
+    rig.answer(&claimed, "Sunny").await;
+    let shown = kept(&rig, request).await;
+    assert_eq!(shown[0], "Coordination Request [] completed");
+    assert_eq!(shown[1], "Call bottom Agent [] completed");
+    let again = shown.iter().filter(|stage| stage.contains("Call bottom"));
+    assert_eq!(again.count(), 1);
+    second.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
