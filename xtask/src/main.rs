@@ -1,7 +1,9 @@
-//! Project automation: `cargo xtask tidy|model|crash|bench`.
+//! Project automation: `cargo xtask tidy|model|crash|bench|dist`.
 
+mod dist;
 mod tidy;
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -42,11 +44,29 @@ enum Task {
         /// The same seed takes the same decisions.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// Keep everything in this directory, and go on behind the last hundred kills of an earlier run there.
+        #[arg(long, value_name = "DIR", requires = "server")]
+        keep: Option<String>,
+    },
+    /// Make packages of the program: an archive, for Debian, for pip and for npm.
+    Dist {
+        /// The profile of the build.
+        #[arg(long, default_value = "dist")]
+        profile: String,
+        /// Another target than that of the toolchain.
+        #[arg(long)]
+        target: Option<String>,
+        /// Pack this program, which is built already.
+        #[arg(long, value_name = "FILE")]
+        program: Option<PathBuf>,
+        /// How hard to compress, from 0 to 9.
+        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u8).range(0..=9))]
+        level: u8,
     },
     /// Measure speed as a ratio to a limit taken in the same run.
     Bench {
         /// The subject to measure.
-        #[arg(value_parser = ["store", "server", "holds", "hostile", "chat", "recall", "lists", "mcp", "redact"])]
+        #[arg(value_parser = ["store", "server", "holds", "hostile", "chat", "dial", "recall", "lists", "mcp", "redact", "wire"])]
         what: String,
         /// One short round.
         #[arg(long)]
@@ -92,6 +112,7 @@ fn main() -> Result<()> {
             server,
             cycles,
             seed,
+            keep,
         } => {
             let [cycles, seed] = [cycles, seed].map(|number| number.to_string());
             let mut args = ["--cycles", &cycles, "--seed", &seed]
@@ -101,9 +122,23 @@ fn main() -> Result<()> {
                 build(Profile::Release, "statehold", "statehold")?;
                 build(Profile::Release, "statehold-testkit", "http_client")?;
                 args.push("--server".to_owned());
+                if let Some(directory) = keep {
+                    args.extend(["--keep".to_owned(), directory]);
+                }
             }
             tool(Profile::Release, "crash", &args)
         }
+        Task::Dist {
+            profile,
+            target,
+            program,
+            level,
+        } => dist::packages(&dist::DistOptions {
+            profile,
+            target,
+            program,
+            level,
+        }),
         Task::Bench { what, quick, json } => {
             if !["lists", "redact", "store"].contains(&what.as_str()) {
                 build(Profile::Dist, "statehold", "statehold")?;
@@ -119,8 +154,8 @@ fn main() -> Result<()> {
                 return run(Profile::Dist, "statehold-core", &example, &args);
             }
             // The same programs are called in both.
-            let name = if what == "recall" {
-                args.push("--recall".to_owned());
+            let name = if ["dial", "recall"].contains(&what.as_str()) {
+                args.push(format!("--{what}"));
                 "bench_chat".to_owned()
             } else {
                 format!("bench_{what}")

@@ -2,6 +2,7 @@
 
 mod code_map;
 pub(crate) mod count;
+mod links;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -118,6 +119,7 @@ pub(crate) fn problems() -> Result<Vec<String>> {
     check_evidence(&root, &mut problems)?;
     check_decisions(&root, &mut problems)?;
     code_map::check(&root, &mut problems)?;
+    links::check(&root, &mut problems)?;
     Ok(problems)
 }
 
@@ -233,7 +235,7 @@ fn check_todos(root: &Path, problems: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Pages that name a test or a decision as evidence; each of them must exist.
+/// Pages that name a test, a check of a script or a decision as evidence; each of them must exist.
 const EVIDENCE: [&str; 2] = ["docs/seeds.md", "docs/security.md"];
 
 /// How many attacks the page about security has a row for.
@@ -246,6 +248,10 @@ fn check_evidence(root: &Path, problems: &mut Vec<String>) -> Result<()> {
             tests.extend(tests_in(&std::fs::read_to_string(file)?));
         }
     }
+    let mut checks = BTreeSet::new();
+    for file in files(&root.join("scripts"), "py")? {
+        checks.extend(checks_in(&std::fs::read_to_string(file)?));
+    }
     let decisions = decision_numbers(root)?;
     for page in EVIDENCE {
         let text = std::fs::read_to_string(root.join(page)).context(page)?;
@@ -255,6 +261,10 @@ fn check_evidence(root: &Path, problems: &mut Vec<String>) -> Result<()> {
                 named += 1;
                 if !tests.contains(test) {
                     problems.push(format!("{page} names the test `{test}`, which is gone"));
+                }
+            } else if let Some(check) = word.strip_prefix("check: ") {
+                if !checks.contains(check) {
+                    problems.push(format!("{page} names the check `{check}`, which is gone"));
                 }
             } else if let Some(number) = word.strip_prefix("decision: ")
                 && !decisions.contains(number)
@@ -290,6 +300,13 @@ fn tests_in(source: &str) -> BTreeSet<String> {
         }
     }
     found
+}
+
+/// The names of the functions of a script.
+fn checks_in(source: &str) -> BTreeSet<String> {
+    let functions = source.lines().filter_map(|line| line.strip_prefix("def "));
+    let names = functions.filter_map(|function| function.split('(').next());
+    names.map(str::to_owned).collect()
 }
 
 /// Whether a row of the table of attacks has something in its second column.
@@ -384,6 +401,14 @@ fn helper() {}
 ";
         let names: Vec<String> = tests_in(source).into_iter().collect();
         assert_eq!(names, ["first", "second"]);
+    }
+
+    #[test]
+    fn checks_are_functions_of_scripts() {
+        let source =
+            "def check_first(server, year):\n    def inner():\nclass Second:\ndef third():\n";
+        let names: Vec<String> = checks_in(source).into_iter().collect();
+        assert_eq!(names, ["check_first", "third"]);
     }
 
     #[test]
