@@ -70,6 +70,10 @@ def check():
         chat(server, f"{base}/chat/completions")
         server.call("client", f"{base}/models/checker")
     chat(server, "/v1/chat")
+    chat(server, "/openai/deployments/chatty/chat/completions")
+    server.call("client", "/openai/deployments/checker")
+    server.call("client", "/openai/deployments/checker/configuration")
+    server.call("client", "/openai/deployments/checker/rate", {"responseId": "1", "rate": True})
     # The one agent that is declared. Generated calls never guess its name.
     server.call("client", "/v1/agents/checker")
 

@@ -3,12 +3,13 @@
 Every operation of openapi.json is called by every role, on an object of its own, a foreign one and one that is
 missing. The calls are built from the document: each id in a path, a query, a header or a body is one that the
 attack chooses, so a new operation is attacked without a change here. The routes of ADK and of the Conversational
-Analytics API, which the document does not have, are listed here. Four things fail:
+Analytics API, which the document does not have, are listed here. Five things fail:
 
 - a success on a foreign object, unless `MAY_REACH` says that the role reaches it;
 - an answer that tells a foreign object from a missing one, to a role that may not see the foreign one;
 - any text of the foreign user in such an answer;
-- a missing role that is reported only when the object exists.
+- a missing role that is reported only when the object exists;
+- a status that the document does not have for the operation.
 
 An operation that never succeeded fails too: its calls were malformed, and prove nothing.
 """
@@ -55,33 +56,32 @@ OTHERS = {
 }
 OPERATIONS |= OTHERS
 # What every caller may ask, without a key.
-PUBLIC = {"operations_health", "operations_ready", "operations_schema"}
+PUBLIC = {"getHealth", "getReadiness", "getApiDocument"}
 # What every key may see: agents of the configuration.
-DECLARED = {"analytics_agent"}
-READS = {"sessions_read", "sessions_messages", "sessions_tree", "requests_read", "tasks_read", "state_read",
-         "feeds_session", "holds_read", "state_read_user", "sessions_metadata"}
-RUNS = {"requests_append", "requests_complete", "requests_fail", "requests_heartbeat", "requests_release",
-        "holds_open"}
-MANAGES = {"sessions_patch", "sessions_close", "sessions_delete", "tasks_close", "state_patch", "state_patch_user",
-           "sessions_annotate", "sessions_set_metadata"}
-APPENDS = {"sessions_append"}
-MAKES_TOKENS = {"sessions_make_token"}
-CANCELS = {"requests_cancel", "tasks_cancel"}
-DECIDES = {"holds_decide", "holds_resume"}
-HISTORY = {"sessions_records", "sessions_diff", "sessions_fork", "sessions_rewind"}
+DECLARED = {"analytics_agent", "getDialDeployment", "getDialConfiguration", "rateDialAnswer"}
+READS = {"getSession", "listMessages", "getSessionTree", "getRequest", "getTask", "getSessionState",
+         "followSession", "getHold", "getUserState", "getSessionMetadata"}
+RUNS = {"appendItems", "completeRequest", "failRequest", "extendLease", "releaseLease", "openHold"}
+MANAGES = {"updateSession", "closeSession", "deleteSession", "closeTask", "updateSessionState", "updateUserState",
+           "annotateMessage", "updateSessionMetadata"}
+APPENDS = {"appendMessage"}
+MAKES_TOKENS = {"createReadToken"}
+CANCELS = {"cancelRequest", "cancelTask"}
+DECIDES = {"decideHold", "decideRequestHold"}
+HISTORY = {"listRecords", "getSessionDiff", "forkSession", "rewindSession"}
 ADK_READS = {"adk_list", "adk_read", "adk_user_state"}
 ADK_WRITES = {"adk_create", "adk_patch", "adk_append", "adk_delete"}
-CHATS = {"chat_chat", "chat_chat_v1", "chat_chat_in_mode"}
+CHATS = {"createChatCompletion", "createChatCompletionAlias", "createDialChatCompletion", "sendChatMessage"}
 # The operations by which a role reaches the sessions, requests, tasks and holds of every user.
 MAY_REACH = {
     "client": (READS | MANAGES | CANCELS | DECIDES | CHATS | ADK_READS | ADK_WRITES | APPENDS | MAKES_TOKENS
-               | {"requests_start"}),
-    "worker": READS | RUNS | CANCELS | ADK_READS | APPENDS | {"requests_claim", "requests_memory", "requests_start",
-                                                    "state_patch", "adk_append", "adk_patch"},
-    "approver": DECIDES | {"holds_read"},
+               | {"startRequest"}),
+    "worker": READS | RUNS | CANCELS | ADK_READS | APPENDS | {"claimRequests", "getRequestMemory",
+                                                    "startRequest", "updateSessionState", "adk_append", "adk_patch"},
+    "approver": DECIDES | {"getHold"},
     "operator": READS | CANCELS | HISTORY | ADK_READS | MAKES_TOKENS,
     "admin": (READS | CANCELS | MANAGES | HISTORY | ADK_READS | ADK_WRITES | APPENDS | MAKES_TOKENS
-              | {"keys_revoke", "users_erase"}),
+              | {"revokeKey", "eraseUser"}),
 }
 # Operations that succeed without an effect on an object that is foreign or missing.
 SILENT = {"adk_list", "adk_delete"}
@@ -153,8 +153,8 @@ class Scene:
 
     def ids(self, op):
         """The objects that suit an operation."""
-        request = {"holds_resume": self.held, "requests_claim": self.queued}.get(op, self.busy)
-        task = self.task_idle if op == "tasks_close" else self.busy["task_id"]
+        request = {"decideRequestHold": self.held, "claimRequests": self.queued}.get(op, self.busy)
+        task = self.task_idle if op == "closeTask" else self.busy["task_id"]
         return {"SessionId": self.session, "RequestId": request["id"], "TaskId": task, "HoldId": self.hold["id"],
                 "KeyId": self.key, "fence": self.busy["fence"], "digest": self.digest, "user": self.user,
                 "agent": self.agent, "name": self.name, "conversation": self.conversation}
@@ -165,23 +165,23 @@ MISSING = {kind: prefix + "0192f0c1a2b37c4d8e9f0a1b2c3d4e5f" for kind, prefix in
 MISSING |= {"user": "nobody-at-all", "name": "no-such-name", "conversation": "no-such-conversation"}
 # Bodies that a generator cannot guess. The rest comes from the schema.
 BODIES = {
-    "sessions_annotate": lambda ids: {"annotations": {"colour": "red"}},
-    "sessions_set_metadata": lambda ids: {"metadata": {"colour": "red"}},
-    "requests_start": lambda ids: {"input": "hello"},
-    "requests_append": lambda ids: {"fence": ids["fence"], "items": [{"kind": "note", "data": 1}]},
-    "requests_complete": lambda ids: {"fence": ids["fence"], "output": "done"},
-    "holds_open": lambda ids: {"fence": ids["fence"], "kind": "question", "title": "which?"},
-    "holds_decide": lambda ids: {"decision": "approve", "digest": ids["digest"]},
-    "holds_resume": lambda ids: {"decision": "approve", "digest": ids["digest"]},
-    "requests_claim": lambda ids: {"agent": ids["agent"], "request_id": ids["RequestId"]},
-    "state_patch": lambda ids: {"set": {"colour": "red"}},
-    "state_patch_user": lambda ids: {"set": {"user:colour": "red"}},
-    "state_patch_app": lambda ids: {"set": {"app:colour": "red"}},
-    "sessions_patch": lambda ids: {"labels": {"colour": "red"}},
-    "sessions_create": lambda ids: {"app": "demo", "user": ids["user"]},
-    "keys_create": lambda ids: {"roles": ["client"], "name": "made"},
-    "agents_set": lambda ids: {"url": "https://workers.example.com/resume"},
-    "sessions_close": lambda ids: {"cancel_live": True},
+    "annotateMessage": lambda ids: {"annotations": {"colour": "red"}},
+    "updateSessionMetadata": lambda ids: {"metadata": {"colour": "red"}},
+    "startRequest": lambda ids: {"input": "hello"},
+    "appendItems": lambda ids: {"fence": ids["fence"], "items": [{"kind": "note", "data": 1}]},
+    "completeRequest": lambda ids: {"fence": ids["fence"], "output": "done"},
+    "openHold": lambda ids: {"fence": ids["fence"], "kind": "question", "title": "which?"},
+    "decideHold": lambda ids: {"decision": "approve", "digest": ids["digest"]},
+    "decideRequestHold": lambda ids: {"decision": "approve", "digest": ids["digest"]},
+    "claimRequests": lambda ids: {"agent": ids["agent"], "request_id": ids["RequestId"]},
+    "updateSessionState": lambda ids: {"set": {"colour": "red"}},
+    "updateUserState": lambda ids: {"set": {"user:colour": "red"}},
+    "updateAppState": lambda ids: {"set": {"app:colour": "red"}},
+    "updateSession": lambda ids: {"labels": {"colour": "red"}},
+    "createSession": lambda ids: {"app": "demo", "user": ids["user"]},
+    "createKey": lambda ids: {"roles": ["client"], "name": "made"},
+    "setResumeAddress": lambda ids: {"url": "https://workers.example.com/resume"},
+    "closeSession": lambda ids: {"cancel_live": True},
     "adk_create": lambda ids: {"state": {"colour": "red"}},
     "adk_patch": lambda ids: {"stateDelta": {"colour": "red"}},
     "adk_append": lambda ids: {"event": {"author": "user", "content": {"role": "user", "parts": [{"text": "hi"}]}}},
@@ -192,22 +192,24 @@ BODIES = {
         "conversationReference": {
             "conversation": f"projects/p/locations/l/conversations/{ids['conversation']}",
             "dataAgentContext": {"dataAgent": f"projects/p/locations/l/dataAgents/{ids['agent']}"}}},
-    "chat_chat": lambda ids: {"model": ids["agent"], "stream": True,
-                             "messages": [{"role": "user", "content": "hi"}]},
-    "chat_chat_v1": lambda ids: {"model": ids["agent"], "stream": True,
-                             "messages": [{"role": "user", "content": "hi"}]},
-    "chat_chat_in_mode": lambda ids: {"message": "hi", "stream": True,
-                                      "context": {"conversation": {"id": ids["SessionId"]}}},
+    "createChatCompletion": lambda ids: {"model": ids["agent"], "stream": True,
+                                         "messages": [{"role": "user", "content": "hi"}]},
+    "createChatCompletionAlias": lambda ids: {"model": ids["agent"], "stream": True,
+                                              "messages": [{"role": "user", "content": "hi"}]},
+    "createDialChatCompletion": lambda ids: {"stream": True, "messages": [{"role": "user", "content": "hi"}]},
+    "rateDialAnswer": lambda ids: {"responseId": "1", "rate": True},
+    "sendChatMessage": lambda ids: {"message": "hi", "stream": True,
+                                    "context": {"conversation": {"id": ids["SessionId"]}}},
 }
 # Other ways to name an object than those that the operation needs: each is attacked too.
 VARIANTS = {
-    "requests_start": {
+    "startRequest": {
         "leased": lambda ids: {"input": "hello", "lease": {"ttl_seconds": 60}},
         "leased as clerk": lambda ids: {"input": "hello", "agent": "clerk", "lease": {"ttl_seconds": 60}},
         "below": lambda ids: {"input": "hello", "agent": "clerk", "parent_request_id": ids["RequestId"],
                               "parent_fence": ids["fence"]},
     },
-    "state_patch": {"under a fence": lambda ids: {"set": {"colour": "red"}, "request_id": ids["RequestId"],
+    "updateSessionState": {"under a fence": lambda ids: {"set": {"colour": "red"}, "request_id": ids["RequestId"],
                                                   "fence": ids["fence"]}},
 }
 
@@ -246,7 +248,7 @@ class Attack:
             if where == "path":
                 value = ids.get(kind) or {"app": "demo", "user": ids["user"], "seq": "1"}.get(name, ids["agent"])
                 path = path.replace("{" + name + "}", value)
-            elif where == "query" and kind and (op != "state_read" or role == ids["agent"]):
+            elif where == "query" and kind and (op != "getSessionState" or role == ids["agent"]):
                 query.append(f"{name}={ids[kind]}")
             elif name == "x-statehold-session":
                 headers[name] = ids["SessionId"]
@@ -268,7 +270,7 @@ class Attack:
         try:
             with urllib.request.urlopen(asked, timeout=10) as answer:
                 is_feed = op == "analytics_chat" or answer.headers.get_content_type() == "text/event-stream"
-                return answer.status, beginning(answer) if is_feed else answer.read().decode()
+                return answer.status, beginning(answer) if is_feed else answer.read().decode(errors="replace")
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read().decode()
 
@@ -281,6 +283,8 @@ class Attack:
                    "missing": self.send(role, op, absent, make_body)}
         for which, (status, text) in answers.items():
             self.statuses[status // 100] += 1
+            if op not in OTHERS and not {str(status), f"{status // 100}XX"} & OPERATIONS[op][2]["responses"].keys():
+                self.fail(role, name, f"{which}: {status} is not in the document")
             if status >= 500:
                 self.fail(role, name, f"{which}: {status} {text[:200]}")
             if status < 300:
@@ -291,7 +295,7 @@ class Attack:
         if "forbidden" in codes and len(codes) > 1:
             self.fail(role, name, f"asks for the object before the role: {answers}")
         reaches = op in MAY_REACH.get(role, ()) or op in PUBLIC | DECLARED
-        sees = role in SEES_ALL or role == "approver" and "holds" in op
+        sees = role in SEES_ALL or role == "approver" and "Hold" in op
         if not sees:
             for which, (_, answer) in answers.items():
                 if CANARY in answer:
@@ -334,7 +338,7 @@ def names_objects(op):
     parameters = [resolve(one) for one in operation.get("parameters", [])]
     in_parameters = any(id_kind(one["schema"]) or one["name"] == "user" and one["in"] == "path"
                         for one in parameters if one["in"] in ("path", "header"))
-    return in_parameters or op in ("requests_claim", *CHATS) or op in OTHERS and "{" in path
+    return in_parameters or op in ("claimRequests", *CHATS) or op in OTHERS and "{" in path
 
 
 def code(op, status, text):

@@ -24,7 +24,7 @@ from twin.servers import ChatService, Feed, Side, configuration
 
 DOCUMENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "openapi.json")
 # Bodies that are compared in another form than that of their bytes.
-FLAT = {"operations_metrics": flat_metrics, "audit_records": flat_audit, "audit_verify": flat_audit}
+FLAT = {"getMetrics": flat_metrics, "listAuditRecords": flat_audit, "verifyStore": flat_audit}
 EXAMPLES_MAX = 3
 FEEDS = [("/v1/events", "client"), ("/v1/events", "ann"), ("/v1/events", "operator"),
          ("/v1/holds/events", "approver"), ("/v1/holds/events", "ann"), ("/v1/holds/events", "clerk")]
@@ -153,7 +153,7 @@ def report(run, checked):
     operations = run.world.operations
     lacking = [op for op in operations if not any(200 <= status < 300 for status in run.counts[op])]
     # These answer everybody in the same way.
-    open_to_all = {"operations_health", "operations_ready", "operations_schema"}
+    open_to_all = {"getHealth", "getReadiness", "getApiDocument"}
     unrefused = [op for op in operations if op not in open_to_all and not any(
         status >= 400 for status in run.counts[op])]
     print(f"{'operation':24} {'2xx':>5} {'4xx':>5} {'5xx':>4}  statuses")

@@ -43,10 +43,11 @@ class Call:
 class World:
     def __init__(self, seed, document, only):
         self.random, self.keys, self.codes = random.Random(seed), {}, Counter()
-        self.paths = {}
+        self.paths, nouns = {}, {}
         for path, item in document["paths"].items():
             for method, operation in item.items():
                 self.paths[operation["operationId"]] = (method.upper(), path)
+                nouns[operation["operationId"]] = operation["tags"]
         self.operations = sorted(self.paths)
         self.sessions, self.requests, self.holds, self.tasks, self.made_keys = {}, {}, {}, {}, []
         self.items = defaultdict(list)
@@ -55,14 +56,14 @@ class World:
         self.chat_sessions, self.said = [], deque(maxlen=20)
         self.makers = [(op, weight, maker) for op, weight, maker in MAKERS]
         missing = set(self.operations) - {op for op, _, _ in MAKERS}
-        missing -= {"feeds_global", "feeds_holds", "feeds_session"}
+        missing -= {"followSessions", "followHolds", "followSession"}
         assert not missing, f"nothing calls {sorted(missing)}"
         if only:
-            chosen = [one for one in self.makers if only in one[0]]
+            chosen = [one for one in self.makers if only in nouns[one[0]]]
             assert chosen, f"no operation is about {only}"
             others = sum(weight for _, weight, _ in self.makers)
             share = sum(weight for _, weight, _ in chosen)
-            self.makers = [(op, weight * (3 * others / share if only in op else 1), maker)
+            self.makers = [(op, weight * (3 * others / share if only in nouns[op] else 1), maker)
                            for op, weight, maker in self.makers]
 
     # What the author chooses from.
@@ -214,7 +215,7 @@ class World:
             call.role = self.pick([*self.keys, *STRANGERS])
             call.headers.pop("Api-Key", None)
             call.headers["Authorization"] = f"Bearer {self.keys.get(call.role, 'shk_nonsense')}"
-        elif roll < 0.93 and call.op not in ("chat_chat", "chat_chat_v1"):
+        elif roll < 0.93 and call.op not in ("createChatCompletion", "createChatCompletionAlias"):
             call.path += "?again=1"
         else:
             call.headers["If-Match"] = '"1"'
@@ -235,30 +236,30 @@ class World:
             self.sessions[session]["revision"] = etag.strip('"')
         if cursor := body.get("next_cursor"):
             self.cursors.append((call, cursor))
-        if call.op == "sessions_create":
+        if call.op == "createSession":
             known = {"user": body["user"], "agent": body["agent"], "app": body["app"], "open": True, "revision": "1"}
             self.sessions.setdefault(body["id"], known)
-        elif call.op == "sessions_delete" or call.op == "sessions_close":
+        elif call.op == "deleteSession" or call.op == "closeSession":
             for one in self.sessions:
                 if one in call.path:
                     self.sessions[one]["open"] = False
-        elif call.op == "keys_create":
+        elif call.op == "createKey":
             self.made_keys.append(body["id"])
             if name := getattr(call, "promised", None):
                 self.keys[name] = body["key"]
-        elif call.op.startswith("chat_chat") and session and session not in self.sessions:
+        elif call.op.startswith("createChatCompletion") and session and session not in self.sessions:
             self.sessions[session] = {"user": "?", "agent": "echo", "app": "default", "open": True, "revision": "1"}
             self.chat_sessions.append(session)
-        elif call.op == "requests_append":
+        elif call.op == "appendItems":
             request = next((one for one in self.requests if one in call.path), None)
             self.items[request] += [one["id"] for one in body.get("items", [])]
-        elif call.op == "holds_open" or call.op == "holds_read":
+        elif call.op == "openHold" or call.op == "getHold":
             self.learn_hold(body)
-        elif call.op in ("holds_decide", "holds_resume"):
+        elif call.op in ("decideHold", "decideRequestHold"):
             self.holds.setdefault(body["id"], {})["status"] = body["status"]
             if body["request_id"] in self.requests:
                 self.requests[body["request_id"]]["status"] = body["request_status"]
-        elif call.op == "requests_claim":
+        elif call.op == "claimRequests":
             for one in body["requests"]:
                 self.learn_request(one, call.role)
         elif "session_id" in body and "alias" in body and str(body["id"]).startswith("req_"):
@@ -293,12 +294,12 @@ class World:
     def beginning(self):
         """Keys that the command line does not make, and a few objects to begin with."""
         for name, roles, user in (("tina", ["approver", "treasurer"], "tina"), ("tom", ["approver", "treasurer"], "tom")):
-            call = self.plain("keys_create", "admin", body={"name": name, "roles": roles, "user": user})
+            call = self.plain("createKey", "admin", body={"name": name, "roles": roles, "user": user})
             call.promised = name
             yield call
         for user in USERS:
             for agent in ("clerk", "scribe"):
-                yield self.plain("sessions_create", "client", body={"app": "demo", "user": user, "agent": agent})
+                yield self.plain("createSession", "client", body={"app": "demo", "user": user, "agent": agent})
 
     def plain(self, op, role, values=(), body=None, query=None):
         """A call that is right in everything."""
@@ -316,12 +317,12 @@ class World:
         """What is rarely called: once as it should be, and once without a key."""
         address = {"url": "https://w.invalid/resume"}
         for op, values, body in (
-                ("chat_list", {}, None), ("chat_list_v1", {}, None), ("chat_read", {"model": "echo"}, None),
-                ("chat_read_v1", {"model": "echo"}, None), ("agents_list", {}, None), ("agents_show", {"agent": "front"}, None),
-                ("agents_set", {"agent": "stray"}, address), ("agents_read", {"agent": "stray"}, None),
-                ("agents_remove", {"agent": "stray"}, None), ("agents_reload", {}, {}), ("holds_counts", {}, None),
-                ("operations_health", {}, None), ("operations_ready", {}, None), ("operations_schema", {}, None),
-                ("audit_verify", {}, {})):
+                ("listModels", {}, None), ("listModelsAlias", {}, None), ("getModel", {"model": "echo"}, None),
+                ("getModelAlias", {"model": "echo"}, None), ("listAgents", {}, None), ("getAgent", {"agent": "front"}, None),
+                ("setResumeAddress", {"agent": "stray"}, address), ("getResumeAddress", {"agent": "stray"}, None),
+                ("deleteResumeAddress", {"agent": "stray"}, None), ("reloadConfiguration", {}, {}), ("countHolds", {}, None),
+                ("getHealth", {}, None), ("getReadiness", {}, None), ("getApiDocument", {}, None),
+                ("verifyStore", {}, {})):
             for role in ("admin", "none"):
                 yield self.plain(op, role, values, body)
 
@@ -330,47 +331,47 @@ class World:
         yield from self.sweep()
         for session in self.sessions:
             at = {"session_id": session}
-            yield self.plain("sessions_read", "client", at)
+            yield self.plain("getSession", "client", at)
             for after in (0, 200, 400):
                 if int(self.sessions[session]["revision"]) >= after:
-                    yield self.plain("sessions_records", "operator", at, query={"after": after, "limit": 200})
-            yield self.plain("sessions_messages", "client", at, query={"limit": 200})
-            yield self.plain("sessions_messages", "operator", at, query={"limit": 200, "view": "trace"})
-            yield self.plain("sessions_tree", "operator", at, query={"limit": 1000})
-            yield self.plain("state_read", "operator", at)
+                    yield self.plain("listRecords", "operator", at, query={"after": after, "limit": 200})
+            yield self.plain("listMessages", "client", at, query={"limit": 200})
+            yield self.plain("listMessages", "operator", at, query={"limit": 200, "view": "trace"})
+            yield self.plain("getSessionTree", "operator", at, query={"limit": 1000})
+            yield self.plain("getSessionState", "operator", at)
         for task in self.tasks:
-            yield self.plain("tasks_read", "worker", {"task_id": task}, query={"limit": 200})
-            yield self.plain("tasks_read", "operator", {"task_id": task}, query={"limit": 200, "view": "trace"})
+            yield self.plain("getTask", "worker", {"task_id": task}, query={"limit": 200})
+            yield self.plain("getTask", "operator", {"task_id": task}, query={"limit": 200, "view": "trace"})
         for request in self.requests:
             for role in ("operator", "worker"):
-                yield self.plain("requests_read", role, {"request_id": request})
-            yield self.plain("requests_memory", "worker", {"request_id": request})
+                yield self.plain("getRequest", role, {"request_id": request})
+            yield self.plain("getRequestMemory", "worker", {"request_id": request})
         for hold in self.holds:
             for role in ("operator", "approver", "client", "worker"):
-                yield self.plain("holds_read", role, {"hold_id": hold})
+                yield self.plain("getHold", role, {"hold_id": hold})
         for role in self.keys:
-            yield self.plain("holds_counts", role)
+            yield self.plain("countHolds", role)
             for status in ("open", "decided"):
-                yield self.plain("holds_list", role, query={"status": status, "limit": 200})
-            yield self.plain("sessions_list", role, query={"limit": 200})
+                yield self.plain("listHolds", role, query={"status": status, "limit": 200})
+            yield self.plain("listSessions", role, query={"limit": 200})
         for app in APPS:
-            yield self.plain("state_read_app", "admin", {"app": app})
+            yield self.plain("getAppState", "admin", {"app": app})
             for user in USERS:
-                yield self.plain("state_read_user", "client", {"app": app, "user": user})
-        yield self.plain("keys_list", "admin")
-        yield self.plain("audit_records", "admin", query={"limit": 1000})
-        yield self.plain("audit_verify", "admin", body={})
-        yield self.plain("operations_metrics", "operator")
+                yield self.plain("getUserState", "client", {"app": app, "user": user})
+        yield self.plain("listKeys", "admin")
+        yield self.plain("listAuditRecords", "admin", query={"limit": 1000})
+        yield self.plain("verifyStore", "admin", body={})
+        yield self.plain("getMetrics", "operator")
 
     def session_feeds(self):
         """The whole feed of sessions, with how many events it has."""
         for session, known in list(self.sessions.items())[:40]:
             if known["open"]:
-                call = self.plain("feeds_session", "operator", {"session_id": session}, query={"after": 0})
+                call = self.plain("followSession", "operator", {"session_id": session}, query={"after": 0})
                 yield call, int(known["revision"])
 
     def feed_call(self, path, role):
-        op = {"/v1/events": "feeds_global", "/v1/holds/events": "feeds_holds", "check": "check"}.get(path, "feeds_session")
+        op = {"/v1/events": "followSessions", "/v1/holds/events": "followHolds", "check": "check"}.get(path, "followSession")
         return Call(op, role, "GET", path, {}, None)
 
 
@@ -432,7 +433,7 @@ def create(world):
         body["state"] = {"n": 1, world.pick(["user:n", "app:n", "list", "temp:n"]): [1]}
     if world.chance(0.2):
         body |= {"ttl_seconds": 86_400, "ttl_mode": world.pick(["sliding", "fixed"])}
-    return world.call("sessions_create", role, body=body)
+    return world.call("createSession", role, body=body)
 
 
 def list_sessions(world):
@@ -442,7 +443,7 @@ def list_sessions(world):
                          ("limit", [1, 2, 3, 200, 0, 201, "x"])):
         if world.chance(0.25):
             query[name] = world.pick(values)
-    return world.call("sessions_list", world.role("client", "ann", "operator", "admin"), query=query)
+    return world.call("listSessions", world.role("client", "ann", "operator", "admin"), query=query)
 
 
 def next_page(world):
@@ -465,7 +466,7 @@ def next_page(world):
 
 def read_session(world):
     session = session_of(world)
-    return world.call("sessions_read", owner_role(world, session), {"session_id": session})
+    return world.call("getSession", owner_role(world, session), {"session_id": session})
 
 
 def patch_session(world):
@@ -477,7 +478,7 @@ def patch_session(world):
     if world.chance(0.2):
         body |= world.pick([{"ttl_seconds": 7_200}, {"ttl_seconds": None}, {"ttl_seconds": 9_000, "ttl_mode": "fixed"},
                             {"ttl_mode": "fixed"}])
-    return world.call("sessions_patch", owner_role(world, session), {"session_id": session}, body)
+    return world.call("updateSession", owner_role(world, session), {"session_id": session}, body)
 
 
 def close_session(world):
@@ -485,33 +486,33 @@ def close_session(world):
         return None
     session = session_of(world)
     body = world.pick([{}, {"cancel_live": True}, {"cancel_live": False}])
-    return world.call("sessions_close", owner_role(world, session), {"session_id": session}, body)
+    return world.call("closeSession", owner_role(world, session), {"session_id": session}, body)
 
 
 def delete_session(world):
     if len(open_sessions(world)) < 6:
         return None
     session = session_of(world)
-    return world.call("sessions_delete", owner_role(world, session), {"session_id": session})
+    return world.call("deleteSession", owner_role(world, session), {"session_id": session})
 
 
 def messages(world):
     session = session_of(world)
     query = {"limit": world.pick([None, 1, 2, 200, 0]), "view": world.pick([None, None, "client", "trace", "odd"])}
     role = world.role("operator") if query["view"] == "trace" else owner_role(world, session)
-    return world.call("sessions_messages", role, {"session_id": session}, query=query)
+    return world.call("listMessages", role, {"session_id": session}, query=query)
 
 
 def tree(world):
     session = session_of(world)
     query = {"limit": world.pick([None, None, 1, 3, 0]), "before": world.pick([None, None, 3, 10, "x"])}
-    return world.call("sessions_tree", owner_role(world, session), {"session_id": session}, query=query)
+    return world.call("getSessionTree", owner_role(world, session), {"session_id": session}, query=query)
 
 
 def records(world):
     query = {"limit": world.pick([None, 1, 5, 1000, 1001]), "after": world.pick([None, 0, 3, 10**17])}
     role = world.role("operator", "admin")
-    return world.call("sessions_records", role, {"session_id": session_of(world)}, query=query)
+    return world.call("listRecords", role, {"session_id": session_of(world)}, query=query)
 
 
 def items_of(world, request):
@@ -573,7 +574,7 @@ def start(world):
         if world.sessions.get(session, {}).get("agent") in SERVED:
             body["agent"] = "clerk"
     secret = world.pick([None] * 6 + ["token-of-ann", "x" * 9000, "bad\ttoken"])
-    return world.call("requests_start", role, {"session_id": session}, body, x_statehold_credential=secret)
+    return world.call("startRequest", role, {"session_id": session}, body, x_statehold_credential=secret)
 
 
 def claim(world):
@@ -588,7 +589,7 @@ def claim(world):
         body["wait_seconds"] = world.pick([0, 61])
     if world.chance(0.1):
         body["worker"] = world.pick(["w1", "w" * 300])
-    return world.call("requests_claim", world.role("worker", "worker", "both", "clerk" if agent == "clerk" else "worker"),
+    return world.call("claimRequests", world.role("worker", "worker", "both", "clerk" if agent == "clerk" else "worker"),
                       body=body)
 
 
@@ -611,7 +612,7 @@ def append(world):
         body["state"] = patch_of(world, ["", "user:", "app:"])
     if world.chance(0.2):
         body["task_state"] = {"step": world.number}
-    return world.call("requests_append", role, at, body)
+    return world.call("appendItems", role, at, body)
 
 
 def complete(world):
@@ -625,23 +626,23 @@ def complete(world):
         body |= {"task_state": [1], "close_task": world.chance(0.5)}
     if world.chance(0.4):
         body["cancel_children"] = True
-    return world.call("requests_complete", role, at, body)
+    return world.call("completeRequest", role, at, body)
 
 
 def fail(world):
     at, body, role = leased(world)
     body |= {"error": world.pick(["broke", {"code": "x", "message": "broke"}])} | world.pick([{}, {"cancel_children": True}])
-    return world.call("requests_fail", role, at, body)
+    return world.call("failRequest", role, at, body)
 
 
 def heartbeat(world):
     at, body, role = leased(world)
-    return world.call("requests_heartbeat", role, at, body)
+    return world.call("extendLease", role, at, body)
 
 
 def release(world):
     at, body, role = leased(world)
-    return world.call("requests_release", role, at, body)
+    return world.call("releaseLease", role, at, body)
 
 
 def cancel(world):
@@ -649,7 +650,7 @@ def cancel(world):
     request = world.some("req", live if len(live) > 3 else [], world.requests)
     session = world.requests.get(request, {}).get("session")
     role = world.pick([owner_role(world, session), world.role("operator")])
-    return world.call("requests_cancel", role, {"request_id": request}, {})
+    return world.call("cancelRequest", role, {"request_id": request}, {})
 
 
 def read_request(world):
@@ -659,13 +660,13 @@ def read_request(world):
     if world.chance(0.1):
         query |= {"after": world.pick([1, 10**17, "x"]), "wait": 0}
     role = world.pick([owner_role(world, session), world.role("worker", "clerk", "operator")])
-    return world.call("requests_read", role, {"request_id": request}, query=query)
+    return world.call("getRequest", role, {"request_id": request}, query=query)
 
 
 def read_memory(world):
     request = world.some("req", world.requests, world.requests)
     query = {"limit": world.pick([None, 1, 200, 0, "x"]), "cursor": world.pick([None, None, None, "x"])}
-    return world.call("requests_memory", world.role("worker", "clerk", "operator"), {"request_id": request}, query=query)
+    return world.call("getRequestMemory", world.role("worker", "clerk", "operator"), {"request_id": request}, query=query)
 
 
 def read_task(world):
@@ -673,7 +674,7 @@ def read_task(world):
     session = world.tasks.get(task, {}).get("session")
     query = {"view": world.pick([None, None, "client", "agent", "trace"]), "limit": world.pick([None, 1, 2, 200, 201])}
     role = world.pick([owner_role(world, session), world.role("worker", "clerk", "operator", "both")])
-    return world.call("tasks_read", role, {"task_id": task}, query=query)
+    return world.call("getTask", role, {"task_id": task}, query=query)
 
 
 def end_task(world, op):
@@ -720,7 +721,7 @@ def open_hold(world):
         body["group_id"] = world.pick(["g1", "g" * 65])
     if world.chance(0.15):
         body["allowed"] = world.pick([["approve", "reject"], ["respond"], []])
-    return world.call("holds_open", role, at, body)
+    return world.call("openHold", role, at, body)
 
 
 def decision_of(world, known):
@@ -755,7 +756,7 @@ def decide(world):
     open_holds = [one for one, known in world.holds.items() if known.get("status") == "open"]
     hold = world.some("hld", open_holds if world.chance(0.8) else world.holds, world.holds)
     known = world.holds.get(hold, {})
-    return world.call("holds_decide", decider(world, known), {"hold_id": hold}, decision_of(world, known))
+    return world.call("decideHold", decider(world, known), {"hold_id": hold}, decision_of(world, known))
 
 
 def resume(world):
@@ -768,7 +769,7 @@ def resume(world):
         body["hold_id"] = hold or world.odd_id("hld")
     if world.chance(0.1):
         request = world.pick(world.requests) or request
-    return world.call("holds_resume", decider(world, known), {"request_id": request}, body)
+    return world.call("decideRequestHold", decider(world, known), {"request_id": request}, body)
 
 
 def list_holds(world):
@@ -779,12 +780,12 @@ def list_holds(world):
                          ("limit", [1, 2, 200, 0]), ("session_id", [*world.sessions, "nonsense"])):
         if world.chance(0.18):
             query[name] = world.pick(values)
-    return world.call("holds_list", world.pick([*world.keys, *STRANGERS]), query=query)
+    return world.call("listHolds", world.pick([*world.keys, *STRANGERS]), query=query)
 
 
 def read_hold(world):
     hold = world.some("hld", world.holds, world.holds)
-    return world.call("holds_read", world.pick([*world.keys, *STRANGERS]), {"hold_id": hold})
+    return world.call("getHold", world.pick([*world.keys, *STRANGERS]), {"hold_id": hold})
 
 
 def read_state(world):
@@ -794,72 +795,72 @@ def read_state(world):
         at, _, role = leased(world)
         query["request_id"] = at["request_id"]
         session = world.requests.get(at["request_id"], {}).get("session", session)
-    return world.call("state_read", role, {"session_id": session}, query=query)
+    return world.call("getSessionState", role, {"session_id": session}, query=query)
 
 
 def patch_state(world):
     roll, session = world.random.random(), session_of(world)
     if roll < 0.5:
         prefixes = ["", "", "user:"] if world.chance(0.85) else ["app:", "temp:", "odd:", "User:"]
-        return world.call("state_patch", owner_role(world, session), {"session_id": session}, patch_of(world, prefixes))
+        return world.call("updateSessionState", owner_role(world, session), {"session_id": session}, patch_of(world, prefixes))
     if roll < 0.65:
-        return world.call("state_patch", world.role("admin"), {"session_id": session}, patch_of(world, ["app:", "", "user:"]))
+        return world.call("updateSessionState", world.role("admin"), {"session_id": session}, patch_of(world, ["app:", "", "user:"]))
     at, body, role = leased(world)
     session = world.requests.get(at["request_id"], {}).get("session", session)
     prefixes = world.pick([["temp:"], ["temp:"], ["", "user:"], ["app:"], ["temp:", ""]])
     body |= patch_of(world, prefixes) | at
-    return world.call("state_patch", role, {"session_id": session}, body)
+    return world.call("updateSessionState", role, {"session_id": session}, body)
 
 
 def patch_app(world):
     at = {"app": world.pick([*APPS, *APPS, "b%20d"])}
-    return world.call("state_patch_app", world.role("admin"), at, patch_of(world, ["", "app:"]))
+    return world.call("updateAppState", world.role("admin"), at, patch_of(world, ["", "app:"]))
 
 
 def patch_user(world):
     user = world.pick(USERS)
     at = {"app": world.pick(APPS), "user": world.pick([user, user, user, "nobody"])}
     role = world.role("client", "admin", user if user in world.keys else "client")
-    return world.call("state_patch_user", role, at, patch_of(world, ["", "user:"] if world.chance(0.9) else ["app:"]))
+    return world.call("updateUserState", role, at, patch_of(world, ["", "user:"] if world.chance(0.9) else ["app:"]))
 
 
 def read_app(world):
-    return world.call("state_read_app", world.pick([*world.keys, *STRANGERS]), {"app": world.pick([*APPS, "none", "b%20d"])})
+    return world.call("getAppState", world.pick([*world.keys, *STRANGERS]), {"app": world.pick([*APPS, "none", "b%20d"])})
 
 
 def read_user(world):
     at = {"app": world.pick(APPS), "user": world.pick([*USERS, "nobody"])}
-    return world.call("state_read_user", world.role("client", "ann", "admin"), at)
+    return world.call("getUserState", world.role("client", "ann", "admin"), at)
 
 
 def create_key(world):
     body = {"roles": world.pick([["client"], ["worker"], ["approver", "x"], [], ["b a d"]])}
     body |= world.pick([{}, {"name": "k"}, {"user": "ann"}, {"agents": ["clerk"]}, {"expires_in_seconds": 86_400}])
-    return world.call("keys_create", world.role("admin"), body=body)
+    return world.call("createKey", world.role("admin"), body=body)
 
 
 def revoke_key(world):
     key = world.some("key", world.made_keys[2:], world.made_keys[2:])
-    return world.call("keys_revoke", world.role("admin"), {"key_id": key})
+    return world.call("revokeKey", world.role("admin"), {"key_id": key})
 
 
 def audit(world):
     query = world.pick([{}, {"after": 0, "limit": 1000}, {"limit": 2}, {"limit": 1001}, {"after": "x"}])
-    return world.call("audit_records", world.role("operator", "admin"), query=query)
+    return world.call("listAuditRecords", world.role("operator", "admin"), query=query)
 
 
 def verify(world):
-    return world.call("audit_verify", world.role("operator", "admin"), body={})
+    return world.call("verifyStore", world.role("operator", "admin"), body={})
 
 
 def reload(world):
-    return world.call("agents_reload", world.role("admin"), body={})
+    return world.call("reloadConfiguration", world.role("admin"), body={})
 
 
 def set_address(world):
     at = {"agent": world.pick(["clerk", "scribe", "stray", "b%20d"])}
     url = world.pick(["https://w.invalid/resume", "https://w.invalid/one", "https://w.invalid/two", "http://w.invalid", "https://u:p@w.invalid", "x"])
-    return world.call("agents_set", world.role("worker", "admin", "clerk"), at, {"url": url})
+    return world.call("setResumeAddress", world.role("worker", "admin", "clerk"), at, {"url": url})
 
 
 def address(world, op):
@@ -912,27 +913,28 @@ def chat(op):
 
 
 MAKERS = [
-    ("sessions_create", 5, create), ("sessions_list", 6, list_sessions), ("sessions_list", 4, next_page),
-    ("sessions_read", 3, read_session), ("sessions_patch", 6, patch_session), ("sessions_close", 1.2, close_session),
-    ("sessions_delete", 0.9, delete_session), ("sessions_messages", 5, messages), ("sessions_tree", 4, tree),
-    ("sessions_records", 4, records), ("requests_start", 14, start), ("requests_claim", 12, claim),
-    ("requests_append", 14, append), ("requests_complete", 5, complete), ("requests_fail", 2, fail),
-    ("requests_heartbeat", 3, heartbeat), ("requests_release", 2, release), ("requests_cancel", 2, cancel),
-    ("requests_read", 6, read_request), ("requests_memory", 4, read_memory), ("tasks_read", 5, read_task),
-    ("tasks_close", 2, lambda world: end_task(world, "tasks_close")),
-    ("tasks_cancel", 1, lambda world: end_task(world, "tasks_cancel")),
-    ("holds_open", 14, open_hold), ("holds_decide", 14, decide), ("holds_resume", 6, resume), ("holds_list", 7, list_holds),
-    ("holds_read", 4, read_hold), ("holds_counts", 2, simple("holds_counts")), ("state_read", 5, read_state),
-    ("state_patch", 12, patch_state), ("state_patch_app", 4, patch_app), ("state_patch_user", 5, patch_user),
-    ("state_read_app", 2, read_app), ("state_read_user", 2, read_user), ("keys_create", 4, create_key),
-    ("keys_list", 1.5, simple("keys_list")), ("keys_revoke", 1.5, revoke_key), ("audit_records", 2, audit),
-    ("audit_verify", 1, verify), ("agents_reload", 1, reload), ("agents_set", 3, set_address),
-    ("agents_read", 2, lambda world: address(world, "agents_read")),
-    ("agents_remove", 2, lambda world: address(world, "agents_remove")), ("agents_list", 1, simple("agents_list")),
-    ("agents_show", 1.5, simple("agents_show", {"agent": ["clerk", "front", "brain", "echo", "nope"]})),
-    ("chat_chat", 7, chat("chat_chat")), ("chat_chat_v1", 3, chat("chat_chat_v1")), ("chat_list", 1.5, simple("chat_list")),
-    ("chat_list_v1", 1.5, simple("chat_list_v1")), ("chat_read", 1.5, simple("chat_read", {"model": ["echo", "clerk", "nope"]})),
-    ("chat_read_v1", 1.5, simple("chat_read_v1", {"model": ["memo", "nope"]})),
-    ("operations_health", 0.3, simple("operations_health")), ("operations_ready", 0.3, simple("operations_ready")),
-    ("operations_metrics", 0.7, simple("operations_metrics")), ("operations_schema", 0.3, simple("operations_schema")),
+    ("createSession", 5, create), ("listSessions", 6, list_sessions), ("listSessions", 4, next_page),
+    ("getSession", 3, read_session), ("updateSession", 6, patch_session), ("closeSession", 1.2, close_session),
+    ("deleteSession", 0.9, delete_session), ("listMessages", 5, messages), ("getSessionTree", 4, tree),
+    ("listRecords", 4, records), ("startRequest", 14, start), ("claimRequests", 12, claim),
+    ("appendItems", 14, append), ("completeRequest", 5, complete), ("failRequest", 2, fail),
+    ("extendLease", 3, heartbeat), ("releaseLease", 2, release), ("cancelRequest", 2, cancel),
+    ("getRequest", 6, read_request), ("getRequestMemory", 4, read_memory), ("getTask", 5, read_task),
+    ("closeTask", 2, lambda world: end_task(world, "closeTask")),
+    ("cancelTask", 1, lambda world: end_task(world, "cancelTask")),
+    ("openHold", 14, open_hold), ("decideHold", 14, decide), ("decideRequestHold", 6, resume), ("listHolds", 7, list_holds),
+    ("getHold", 4, read_hold), ("countHolds", 2, simple("countHolds")), ("getSessionState", 5, read_state),
+    ("updateSessionState", 12, patch_state), ("updateAppState", 4, patch_app), ("updateUserState", 5, patch_user),
+    ("getAppState", 2, read_app), ("getUserState", 2, read_user), ("createKey", 4, create_key),
+    ("listKeys", 1.5, simple("listKeys")), ("revokeKey", 1.5, revoke_key), ("listAuditRecords", 2, audit),
+    ("verifyStore", 1, verify), ("reloadConfiguration", 1, reload), ("setResumeAddress", 3, set_address),
+    ("getResumeAddress", 2, lambda world: address(world, "getResumeAddress")),
+    ("deleteResumeAddress", 2, lambda world: address(world, "deleteResumeAddress")), ("listAgents", 1, simple("listAgents")),
+    ("getAgent", 1.5, simple("getAgent", {"agent": ["clerk", "front", "brain", "echo", "nope"]})),
+    ("createChatCompletion", 7, chat("createChatCompletion")), ("listModels", 1.5, simple("listModels")),
+    ("createChatCompletionAlias", 3, chat("createChatCompletionAlias")),
+    ("listModelsAlias", 1.5, simple("listModelsAlias")), ("getModel", 1.5, simple("getModel", {"model": ["echo", "clerk", "nope"]})),
+    ("getModelAlias", 1.5, simple("getModelAlias", {"model": ["memo", "nope"]})),
+    ("getHealth", 0.3, simple("getHealth")), ("getReadiness", 0.3, simple("getReadiness")),
+    ("getMetrics", 0.7, simple("getMetrics")), ("getApiDocument", 0.3, simple("getApiDocument")),
 ]
