@@ -12,6 +12,9 @@ pub(super) const TOOLS: [(&str, bool); 4] = [
     ("wipe", false),
 ];
 
+/// The tools from this place on need an approval.
+const GATED_FROM: usize = 2;
+
 /// A turn, and everything that happens in it.
 pub(super) struct Story {
     pub(super) agent: &'static str,
@@ -21,7 +24,7 @@ pub(super) struct Story {
     pub(super) answer: &'static str,
     /// Every kind of step in it, and how often.
     pub(super) steps: &'static [(StepKind, usize)],
-    /// Every call in it that leaves the server.
+    /// Every call in it that leaves the server, in order.
     pub(super) calls: &'static [&'static str],
 }
 
@@ -68,8 +71,8 @@ pub(super) const STORIES: [Story; 5] = [
             (StepKind::Answer, 2),
         ],
         calls: &[
-            "chooser", "model 0", "model 1", "model 2", "model 3", "model 4", "look", "note",
-            "pay", "wipe",
+            "chooser", "model 0", "look", "model 1", "note", "model 2", "pay", "model 3", "wipe",
+            "model 4",
         ],
     },
     Story {
@@ -133,27 +136,27 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
         .iter()
         .map(|call| ((*call).to_owned(), 1))
         .collect();
-    let or_again = |call: &str| {
-        let mut again = counts.clone();
-        *again.entry(call.to_owned()).or_default() += 1;
-        vec![counts.clone(), again]
+    let or_again = |calls: &[&str]| {
+        let again = calls.iter().map(|call| {
+            let mut again = counts.clone();
+            *again.entry((*call).to_owned()).or_default() += 1;
+            again
+        });
+        again.chain([counts.clone()]).collect()
     };
     match death.map(|death| (death.kind, death.moment, death.time)) {
-        // The agent begins when the request to it is durable, and so is the route: it may have been called.
-        Some((StepKind::Route, "after", _)) => {
-            return or_again(match story.agent {
-                "ums" => "ums find",
-                "assistant" => "model 0",
-                "line" => "parse",
-                "lookup" => "find",
-                agent => agent,
+        Some((_, "after", _)) => {
+            let later = calls_after(story, death);
+            // A conversation that may have begun is looked for, not begun again.
+            let again = later.iter().map(|call| match *call {
+                "ums begin" => "ums find",
+                call => call,
             });
+            return or_again(&again.collect::<Vec<_>>());
         }
-        // So it is with the agent of a phase.
-        Some((StepKind::Phase, "after", nth)) => return or_again(story.below[nth - 1]),
         // A pipeline begins when the request to it is decided: the route may not be recorded.
         Some((StepKind::Phase, "before", 1) | (StepKind::Child, "before", 2)) => {
-            return or_again("chooser");
+            return or_again(&["chooser"]);
         }
         _ => {}
     }
@@ -208,14 +211,62 @@ pub(super) fn expected(story: &Story, death: Option<Death>) -> Vec<Counts> {
     may_be.into_iter().chain([counts]).collect()
 }
 
-/// What people were asked: the two approvals, and about a call that may have run.
-pub(super) fn expected_holds(story: &Story, death: Option<Death>) -> Vec<String> {
+/// The calls that may have been made while the process died after a step: its other threads run until the signal
+/// reaches them, and on a busy machine they may be ahead of the thread that was to send it. A turn makes one call
+/// at a time, so at most one of them was not recorded.
+fn calls_after(story: &Story, death: Option<Death>) -> &'static [&'static str] {
+    let Some(death) = death.filter(|death| death.moment == "after") else {
+        return &[];
+    };
+    let nth = death.time - 1;
+    let next = match (death.kind, story.agent) {
+        (StepKind::Route, _) => story.calls.get(1).copied(),
+        (StepKind::Conversation, _) => Some("ums say"),
+        (StepKind::Prepare, _) | (StepKind::ToolCall, "lookup") => Some("find"),
+        (StepKind::Phase, _) => story.below.get(nth).copied(),
+        // The agents below a pipeline end before it.
+        (StepKind::AgentCall | StepKind::Answer | StepKind::Child, "line") => {
+            story.below.get(death.time).copied()
+        }
+        (StepKind::Model | StepKind::ToolCall, "assistant") => {
+            TOOLS.get(nth).map(|(tool, _)| *tool)
+        }
+        (StepKind::Hold, _) => TOOLS.get(GATED_FROM + nth).map(|(tool, _)| *tool),
+        (StepKind::ToolResult, "assistant") => story.calls.get(2 * death.time + 1).copied(),
+        _ => None,
+    };
+    let is_next = |call: &&&str| Some(**call) == next;
+    let from = story.calls.iter().position(|call| is_next(&call));
+    &story.calls[from.unwrap_or(story.calls.len())..]
+}
+
+/// What people were asked, in one of these ways: the two approvals, and about a call that may have run.
+pub(super) fn expected_holds(story: &Story, death: Option<Death>) -> Vec<Vec<String>> {
+    let sure = sure_holds(story, death);
+    let mut asked = vec![sure.clone()];
+    for (tool, honours_keys) in TOOLS {
+        let question = format!("reconcile {tool}");
+        if honours_keys || !calls_after(story, death).contains(&tool) || sure.contains(&question) {
+            continue;
+        }
+        // A gated call is asked about after its approval.
+        let approval = sure
+            .iter()
+            .position(|hold| *hold == format!("approval {tool}"));
+        let mut with_question = sure.clone();
+        with_question.insert(approval.map_or(0, |place| place + 1), question);
+        asked.push(with_question);
+    }
+    asked
+}
+
+fn sure_holds(story: &Story, death: Option<Death>) -> Vec<String> {
     let mut holds = Vec::new();
     for (at, (tool, honours_keys)) in TOOLS.into_iter().enumerate() {
         if story.agent != "assistant" {
             break;
         }
-        let is_gated = at >= 2;
+        let is_gated = at >= GATED_FROM;
         if is_gated {
             holds.push(format!("approval {tool}"));
         }
