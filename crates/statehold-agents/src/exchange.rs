@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use statehold_core::ids::UserId;
 use statehold_core::name::Name;
 use statehold_engine::debug_log::{BODY_BYTES_MAX, DebugBody, DebugExchange, DebugLog, DebugPeer};
 use statehold_engine::leased::RequestRef;
@@ -25,13 +26,19 @@ const WORD_BYTES_MAX: usize = 4 * 1024;
 pub(crate) struct Recorder {
     log: Arc<DebugLog>,
     turn: RequestRef,
+    /// The user of its session.
+    user: UserId,
     agent: Name,
     /// With whom the agent speaks HTTP.
     http_peer: DebugPeer,
 }
 
 impl Recorder {
-    pub(crate) fn new(log: Arc<DebugLog>, turn: RequestRef, spec: &AgentSpec) -> Self {
+    pub(crate) fn new(
+        log: Arc<DebugLog>,
+        (turn, user): (RequestRef, UserId),
+        spec: &AgentSpec,
+    ) -> Self {
         let http_peer = match &spec.kind {
             AgentKind::Openai(_)
             | AgentKind::Dial(_)
@@ -46,6 +53,7 @@ impl Recorder {
         Self {
             log,
             turn,
+            user,
             agent: spec.name.clone(),
             http_peer,
         }
@@ -153,9 +161,13 @@ impl Drop for OpenExchange {
             }
         };
         let Recorder {
-            log, turn, agent, ..
+            log,
+            turn,
+            user,
+            agent,
+            ..
         } = &self.recorder;
-        log.note(DebugExchange {
+        let exchange = DebugExchange {
             session: turn.session,
             task: turn.task,
             request: turn.request,
@@ -167,7 +179,8 @@ impl Drop for OpenExchange {
             status: self.status,
             error: self.error.take(),
             ms: u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX),
-        });
+        };
+        log.note(*user, exchange);
     }
 }
 

@@ -173,6 +173,13 @@ impl AgentMessage {
         Self::from_bodies(payload(stored, item.body)?, files)
     }
 
+    /// Reads a message that was added to the payloads of a commit, as it is stored.
+    pub(crate) fn from_output(output: &Output, payloads: &Payloads) -> Option<Self> {
+        let files = output.attachments.iter();
+        let files = files.map(|file| payloads.get(&file.body));
+        Self::from_bodies(payloads.get(&output.body)?, files)
+    }
+
     fn from_bodies<'a>(body: &[u8], files: impl Iterator<Item = Option<&'a [u8]>>) -> Option<Self> {
         let body: ItemBody = parse(Some(body));
         let files = files.map(|file| serde_json::from_slice(file?).ok());

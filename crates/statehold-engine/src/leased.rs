@@ -356,8 +356,18 @@ impl LeasedRequest {
     ///
     /// If there is no such session, or its keys cannot be read.
     pub async fn batch(&self) -> Result<WriteBatch, EngineError> {
+        self.batch_redacted_for(&self.agent).await
+    }
+
+    /// An empty batch for the input of a request to another agent: the rules of that agent say which secrets are
+    /// redacted in it.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeasedRequest::batch`].
+    pub async fn batch_redacted_for(&self, agent: &Name) -> Result<WriteBatch, EngineError> {
         Ok(WriteBatch {
-            payloads: self.payloads().await?,
+            payloads: self.payloads_redacted_for(agent).await?,
             items: Vec::new(),
             state: StatePatch::default(),
             task_state: None,
@@ -367,8 +377,12 @@ impl LeasedRequest {
 
     /// Payloads that this request's agent writes.
     async fn payloads(&self) -> Result<Payloads, EngineError> {
+        self.payloads_redacted_for(&self.agent).await
+    }
+
+    async fn payloads_redacted_for(&self, agent: &Name) -> Result<Payloads, EngineError> {
         let mut payloads = self.engine.payloads_of(self.ids.session).await?;
-        payloads.redact_by(self.engine.redaction_for(&self.agent));
+        payloads.redact_by(self.engine.redaction_for(agent));
         Ok(payloads)
     }
 

@@ -22,12 +22,12 @@ use std::time::Duration;
 
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use serde::{Deserialize, Serialize};
-use statehold_core::ids::{RequestId, SessionId, TaskId};
+use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
 use statehold_core::time::Timestamp;
 
-use crate::key_ring::{KeyRing, RingKey, RingKeyId};
-use crate::keys::now;
+use crate::key_ring::{RingKey, RingKeyId};
+use crate::keys::{KeyFile, now};
 use crate::port::StoreError;
 use crate::private_file::{sync_directory, unavailable};
 
@@ -136,7 +136,7 @@ pub struct DebugLogLimits {
 /// The log of a server that runs.
 pub struct DebugLog {
     /// None once the log is being closed.
-    queue: Option<SyncSender<(Timestamp, DebugExchange)>>,
+    queue: Option<SyncSender<QueuedExchange>>,
     queued: Arc<AtomicUsize>,
     dropped: Arc<DroppedCount>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -146,6 +146,14 @@ impl std::fmt::Debug for DebugLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("DebugLog(…)")
     }
+}
+
+/// An exchange that waits for the thread.
+struct QueuedExchange {
+    at: Timestamp,
+    /// The user whose turn it is.
+    user: UserId,
+    exchange: DebugExchange,
 }
 
 /// Exchanges that are not in the log.
@@ -178,7 +186,7 @@ impl DebugLog {
     /// If the directory cannot be read, or no thread can be started.
     pub fn open(
         directory: &Path,
-        ring: Arc<KeyRing>,
+        keys: Arc<KeyFile>,
         limits: DebugLogLimits,
     ) -> Result<Self, StoreError> {
         let (queue, waiting) = sync_channel(QUEUE_MAX);
@@ -187,7 +195,7 @@ impl DebugLog {
             Arc::<DroppedCount>::default(),
         );
         let counts = (Arc::clone(&queued), Arc::clone(&dropped));
-        let writer = writer::Writer::new(directory, ring, limits, counts)?;
+        let writer = writer::Writer::new(directory, keys, limits, counts)?;
         let thread = std::thread::Builder::new()
             .name("debug-log".to_owned())
             .spawn(move || writer.run(&waiting))
@@ -200,14 +208,19 @@ impl DebugLog {
         })
     }
 
-    /// Hands an exchange to the log. Never waits.
-    pub fn note(&self, exchange: DebugExchange) {
+    /// Hands an exchange of a user's turn to the log. Never waits.
+    pub fn note(&self, user: UserId, exchange: DebugExchange) {
         let bytes = exchange.bytes();
         let before = self.queued.fetch_add(bytes, Ordering::Relaxed);
         let fits = before.saturating_add(bytes) <= QUEUE_BYTES_MAX;
+        let queued = QueuedExchange {
+            at: now(),
+            user,
+            exchange,
+        };
         let sent = match &self.queue {
-            Some(queue) if fits => queue.try_send((now(), exchange)),
-            Some(_) | None => Err(TrySendError::Full((now(), exchange))),
+            Some(queue) if fits => queue.try_send(queued),
+            Some(_) | None => Err(TrySendError::Full(queued)),
         };
         if sent.is_err() {
             self.queued.fetch_sub(bytes, Ordering::Relaxed);

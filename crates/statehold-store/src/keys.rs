@@ -153,6 +153,8 @@ pub struct KeyFile {
     seals: bool,
     /// Held while the file is written, so that reading keys never waits for the disk.
     writing: Mutex<()>,
+    /// Held while an entry of the debug log is written, and while its files are removed.
+    logging: Mutex<()>,
     keys: RwLock<Keys>,
 }
 
@@ -251,6 +253,7 @@ impl KeyFile {
             ring,
             seals: true,
             writing: Mutex::default(),
+            logging: Mutex::default(),
             keys: RwLock::new(keys),
         })
     }
@@ -308,6 +311,25 @@ impl KeyFile {
     }
 
     /// One thread writes the file at a time.
+    /// Writes an entry of the debug log about a user, unless that user was erased: entries that were queued then, or
+    /// whose calls went on, would come after the files were removed.
+    pub(crate) fn log_unless_erased<T>(
+        &self,
+        user: UserId,
+        write: impl FnOnce() -> T,
+    ) -> Option<T> {
+        let _turn = self.log_turn();
+        let is_erased = self
+            .keys()
+            .deleted
+            .contains(&KeyOwner::User(user).to_string());
+        (!is_erased).then(write)
+    }
+
+    fn log_turn(&self) -> MutexGuard<'_, ()> {
+        self.logging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn write_turn(&self) -> MutexGuard<'_, ()> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -365,9 +387,10 @@ impl PayloadKeys for KeyFile {
         let owner = owner.to_string();
         let _writing = self.write_turn();
         self.change().deleted.insert(owner.clone());
-        // It is sealed under the key ring, and has what the owner said. First, so that a repetition comes by here
-        // again if the process dies before the key is gone.
+        // The log is sealed under the key ring, and has the words of the owner. First, so that a repetition comes by
+        // here again if the process dies before the key is gone.
         if let Some(directory) = self.path.parent() {
+            let _no_entry_meanwhile = self.log_turn();
             debug_log::remove_files(directory)?;
         }
         {

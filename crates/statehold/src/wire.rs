@@ -70,7 +70,7 @@ pub(crate) async fn on_disk(
         traces,
         ..EngineOptions::default()
     };
-    let debug_log = debug_log.map(|limits| DebugLog::open(data, keys.ring(), limits));
+    let debug_log = debug_log.map(|limits| DebugLog::open(data, Arc::clone(&keys), limits));
     let debug_log = debug_log.transpose()?.map(Arc::new);
     let parts = start_engine(Arc::new(store), keys, clock, options).await?;
     Ok(EngineParts { debug_log, ..parts })

@@ -115,7 +115,7 @@ impl AgentRun {
         message: &AgentMessage,
         stage: &OpenStage,
     ) -> Result<(RequestId, Option<oneshot::Receiver<AgentMessage>>), TurnError> {
-        let mut batch = self.request.batch().await?;
+        let mut batch = self.request.batch_redacted_for(agent).await?;
         let input = message.put(batch.payloads());
         // Reserve a turn and claim a hosted child in the commit that starts it. That saves the trip
         // through the claim queue.

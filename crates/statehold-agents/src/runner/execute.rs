@@ -87,7 +87,7 @@ impl Generation {
         let run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit, parent);
         let mut run = run.await?;
         let log = self.debug_log.clone();
-        let recorder = log.map(|log| Recorder::new(log, request.ids, spec));
+        let recorder = log.map(|log| Recorder::new(log, (request.ids, owner.user), spec));
         let watch = TurnWatch::new(self.engine.clone(), spec);
         let turn = remembered(memory.clone(), recorded(recorder, agent.turn(&mut run)));
         let turn = watched(watch, turn);

@@ -564,13 +564,15 @@ impl AgentRun {
             batch.set_task_state(private);
         }
         let parent = || self.parent.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_waited_for = parent().as_ref().is_some_and(|parent| !parent.is_closed());
+        // The parent gets the answer as it is stored: its own rules may redact less than those of this agent.
+        let stored = is_waited_for.then(|| AgentMessage::from_output(&output, batch.payloads()));
         let tell_parent = || {
-            if let Some(parent) = parent().take() {
+            if let Some((parent, stored)) = parent().take().zip(stored.clone().flatten()) {
                 // A parent that has stopped waiting reads the answer when it resumes.
-                drop(parent.send(answer.message.clone()));
+                drop(parent.send(stored));
             }
         };
-        let is_waited_for = parent().as_ref().is_some_and(|parent| !parent.is_closed());
         let on_decided: Option<&(dyn Fn() + Send + Sync)> =
             is_waited_for.then_some(&tell_parent as _);
         let cancels_children = self.ending_child.is_none();

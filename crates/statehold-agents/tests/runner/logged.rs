@@ -12,11 +12,12 @@ use statehold_engine::Credential;
 use statehold_engine::debug_log::{
     DebugExchange, DebugLog, DebugLogLimits, DebugLogReader, DebugPeer, ReadEntry,
 };
-use statehold_engine::key_ring::KeyRing;
 use statehold_engine::policy::Policies;
 use statehold_fakes::chat::{ScriptedModel, calls, text};
 use statehold_fakes::tools::{ToolServer, tool};
 use statehold_fakes::{FakeService, ScriptedResponse};
+
+use statehold_store::keys::KeyFile;
 
 use crate::llm::{Declared, PROMPT, assistant_book, completed, model_spec};
 use crate::rig::{Rig, agent, book, name};
@@ -25,7 +26,7 @@ const SECRET: &str = "sk-very-secret-4711";
 
 /// A runner that logs into a directory.
 async fn logging(rig: &Rig, directory: &Path) -> (Runner, Arc<DebugLog>) {
-    let keys = Arc::new(KeyRing::open(directory).expect("a ring"));
+    let keys = Arc::new(KeyFile::open(directory).expect("keys"));
     let limits = DebugLogLimits {
         bytes_max: 64 << 20,
         age_max: Duration::from_hours(1),

@@ -2,13 +2,14 @@
 
 use serde_json::json;
 use statehold_core::hold::DecisionKind;
+use statehold_engine::RedactionRules;
 use statehold_engine::policy::{AgentPolicy, Approval, Policies, ToolPolicy};
 use statehold_fakes::chat::{ScriptedModel, calls, text};
 use statehold_fakes::tools::{ToolCall, ToolServer, tool};
 
 use crate::approvals::{decide, paused};
-use crate::llm::{AtWork, Declared, completed};
-use crate::rig::{Outcome, name};
+use crate::llm::{AtWork, Declared, assistant_book, completed};
+use crate::rig::{Outcome, Rig, name, router};
 
 const SHOWN: &str = "[redacted:github-token]";
 
@@ -94,5 +95,37 @@ async fn an_approved_call_runs_with_its_secret() -> Outcome {
     assert_eq!(tools.called()[0].args, json!({"header": secret}));
     assert!(!work.everything().await.contains(&secret));
     work.end().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_below_another_is_redacted_by_its_own_rules() -> Outcome {
+    let secret = secret();
+    let model = ScriptedModel::start([text(&format!("It is {secret}."))]).await;
+    let redaction = RedactionRules {
+        is_off: true,
+        agents: [(name("assistant"), true)].into(),
+        ..RedactionRules::default()
+    };
+    let policies = Policies {
+        redaction,
+        ..Policies::default()
+    };
+    let mut book = assistant_book(&model, &Declared::plain());
+    let coordinator = router("coordinator", &[(".*", "assistant")], &["assistant"]);
+    book.agents.insert(name("coordinator"), coordinator);
+    let rig = Rig::with(book, policies).await;
+    let runner = rig.runner().await;
+    let session = rig.session("coordinator").await;
+    let asked = format!("Use {secret}");
+    let request = rig.ask(session, "coordinator", &asked).await;
+    completed(&rig.ended(request).await);
+    // The coordinator keeps secrets, the agent below it gets and says none.
+    let told = json!(model.asked()[0]["messages"]).to_string();
+    let transcript = rig.transcript(session).await;
+    assert_eq!(transcript, [asked, format!("It is {SHOWN}.")]);
+    assert!(told.contains(&format!("Use {SHOWN}")), "{told}");
+    runner.stop().await;
+    rig.engine.shut_down().await;
     Ok(())
 }

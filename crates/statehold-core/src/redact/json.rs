@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::rules::{BY_KEY, SecretName, secret_name};
-use super::{FINDINGS_MAX, Finding, Redacted, Redactor, RuleId, is_placeholder, placeholder};
+use super::{FINDINGS_MAX, Finding, PLACEHOLDER_BEGIN, Redacted, Redactor, RuleId};
+use super::{is_placeholder, placeholder};
 
 /// How many layers of JSON inside texts of JSON are read as JSON.
 pub(super) const NESTED_MAX: usize = 3;
@@ -253,7 +254,8 @@ impl<'a> Walk<'a> {
         }
         let (shown, rules) = match self.redactor.text_at(&key, self.layer) {
             Some((shown, rules)) => (shown, rules),
-            None if is_placeholder(&key) => (key.to_string(), Vec::new()),
+            // A key that looks like a redacted one could be what another key becomes.
+            None if key.contains(PLACEHOLDER_BEGIN) => (key.to_string(), Vec::new()),
             None => return key,
         };
         let mut apart = shown.clone();

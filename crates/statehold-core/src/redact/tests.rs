@@ -197,6 +197,10 @@ fn names_of_members_are_redacted_too_and_stay_apart() {
     );
     assert_eq!(found.len(), 2);
     assert_eq!(found[0].0, format!("/{hidden}"));
+    // A name may also look like one that another name has become.
+    let (value, _) = shown(&json!({key(0): 1, "[redacted:github-token]+2": 2, key(1): 3}));
+    let members = value.as_object().expect("an object");
+    assert_eq!(members.len(), 3, "{value}");
 }
 
 #[test]

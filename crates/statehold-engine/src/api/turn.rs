@@ -312,9 +312,18 @@ pub async fn open_turn_in_recalled_session(
     payloads.redact_by(engine.redaction_for(&conversation.agent));
     // Stored messages are redacted, so the repeated ones are compared in the same form.
     conversation.redact(&payloads);
-    let Conversation { agent, message, .. } = &conversation;
     let carrier = call.caller.principal;
-    let own_digest = message.digest(&payloads, &owner.app, agent, carrier);
+    let digest = |message: &CarriedMessage| {
+        message.digest(&payloads, &owner.app, &conversation.agent, carrier)
+    };
+    // Calls that go on from the same place wait here one after the other until their turn is started: of two windows,
+    // the second one finds the turn of the first, and forks. Taken before the lock of the message, so that no two
+    // calls wait for each other.
+    let place_lock = match conversation.place_digest(digest) {
+        Some(place) => Some(engine.lock_place(place).await),
+        None => None,
+    };
+    let own_digest = digest(&conversation.message);
     // Calls with the same message wait here one after the other, and leave the line when their client does.
     let lock = engine.lock_new_session(own_digest).await;
     let caller = call.caller.in_session_of(owner.user);
@@ -369,7 +378,7 @@ pub async fn open_turn_in_recalled_session(
         let data = with_members(context, input.message.data);
         input.message.data = with_note(data, note);
         let opened = open_turn(&own, &log, input, Vec::new()).await;
-        drop(lock);
+        drop((lock, place_lock));
         opened.map_err(|error| (error, Some(session)))
     };
     engine.run_to_end(work).await

@@ -155,6 +155,12 @@ impl Engine {
         self.inner().in_flight.lock(key).await
     }
 
+    /// Waits until no other chat call looks for the session of a conversation from this place on.
+    pub(crate) async fn lock_place(&self, place: Digest) -> KeyLock {
+        let key = digest(&[b"place", place.as_bytes()]);
+        self.inner().in_flight.lock(key).await
+    }
+
     /// The session that a call under this key wrote to, as long as the key is kept.
     pub(crate) async fn session_of_key(
         &self,

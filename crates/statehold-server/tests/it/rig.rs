@@ -240,10 +240,7 @@ impl Rig {
     /// Stops the server and starts one on what a backup had.
     pub(crate) async fn restore(self, backup: &TempDir, data: TempDir) -> Self {
         drop(self.stop().await);
-        let restored =
-            SqliteStore::restore(&backup.path().join("backup"), data.path(), &mut |_, _| {});
-        restored.expect("the backup is restored");
-        copy_keys(backup.path(), data.path());
+        restore_into(backup, &data);
         Self::start(Some(data), Setup::default()).await
     }
 
@@ -363,6 +360,20 @@ fn open(data: Option<&Path>) -> Opened {
 }
 
 /// The store of a data directory whose server has stopped, with its keys.
+/// A data directory of what a backup has, with its keys.
+pub(crate) fn restored(backup: &TempDir) -> TempDir {
+    let data = tempfile::tempdir().expect("a directory");
+    restore_into(backup, &data);
+    data
+}
+
+fn restore_into(backup: &TempDir, data: &TempDir) {
+    let from = backup.path().join("backup");
+    let restored = SqliteStore::restore(&from, data.path(), &mut |_, _| {});
+    restored.expect("the backup is restored");
+    copy_keys(backup.path(), data.path());
+}
+
 pub(crate) fn open_store(data: &Path) -> Result<SqliteStore, StoreError> {
     open_store_with(data, Arc::new(KeyFile::open(data)?))
 }

@@ -4,11 +4,19 @@ use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
+use crate::key_ring::KeyRing;
+use crate::keys::{KeyFile, KeyOwner, PayloadKeys};
 
 const LIMITS: DebugLogLimits = DebugLogLimits {
     bytes_max: 64 * 1024 * 1024,
     age_max: Duration::from_hours(7 * 24),
 };
+
+fn user() -> UserId {
+    "usr_01a1f1f0ef0b70dfa4f8df5942fa7196"
+        .parse()
+        .expect("an id")
+}
 
 fn exchange(words: &str) -> DebugExchange {
     let id = "01a1f1f0ef0b70dfa4f8df5942fa7196";
@@ -35,11 +43,11 @@ fn exchange(words: &str) -> DebugExchange {
 
 /// A log of these words, written by one server after the other.
 fn log(directory: &Path, limits: DebugLogLimits, servers: &[&[&str]]) {
-    let ring = Arc::new(KeyRing::open(directory).expect("a ring"));
+    let keys = Arc::new(KeyFile::open(directory).expect("keys"));
     for words in servers {
-        let log = DebugLog::open(directory, Arc::clone(&ring), limits).expect("a log");
+        let log = DebugLog::open(directory, Arc::clone(&keys), limits).expect("a log");
         for word in *words {
-            log.note(exchange(word));
+            log.note(user(), exchange(word));
         }
     }
 }
@@ -218,15 +226,15 @@ fn nobody_waits_for_a_disk_that_takes_nothing_and_the_log_says_what_is_missing()
     let directory = tempfile::tempdir().expect("a directory");
     let data = directory.path().join("data");
     std::fs::create_dir(&data).expect("a directory");
-    let ring = Arc::new(KeyRing::open(&data).expect("a ring"));
-    let log = DebugLog::open(&data, Arc::clone(&ring), LIMITS).expect("a log");
+    let keys = Arc::new(KeyFile::open(&data).expect("keys"));
+    let log = DebugLog::open(&data, keys, LIMITS).expect("a log");
     // A directory that is gone takes no file.
     let away = directory.path().join("away");
     std::fs::rename(&data, &away).expect("renames");
     for index in 0..5_000 {
         let mut exchange = exchange(&index.to_string());
         exchange.sent.text = "x".repeat(10_000);
-        log.note(exchange);
+        log.note(user(), exchange);
     }
     let dropped = || log.dropped();
     let begun = std::time::Instant::now();
@@ -235,7 +243,7 @@ fn nobody_waits_for_a_disk_that_takes_nothing_and_the_log_says_what_is_missing()
     }
     assert_eq!(dropped(), 5_000);
     std::fs::rename(&away, &data).expect("renames");
-    log.note(exchange("back"));
+    log.note(user(), exchange("back"));
     drop(log);
     let mut reader = DebugLogReader::open(&data).expect("a reader");
     let ReadEntry::Entry(entry) = reader.read_next().expect("reads") else {
@@ -260,7 +268,7 @@ fn what_waits_is_bounded_in_bytes() {
     let mut large = exchange("x");
     large.received.text = "y".repeat(BODY_BYTES_MAX);
     for _ in 0..100 {
-        log.note(large.clone());
+        log.note(user(), large.clone());
     }
     assert_eq!(waiting.try_iter().count() as u64 + log.dropped(), 100);
     assert!(log.dropped() >= 84, "{}", log.dropped());
@@ -306,21 +314,24 @@ fn a_log_without_its_key_is_not_readable_and_nothing_is_made() {
 }
 
 #[test]
-fn deleting_a_key_removes_the_log_and_what_comes_later_is_kept() {
-    use crate::keys::{KeyFile, KeyOwner, PayloadKeys};
+fn erasing_a_user_removes_the_log_and_refuses_later_entries_about_that_user() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
-    let keys = KeyFile::open(path).expect("keys");
-    let owner = KeyOwner::Tenant("acme".parse().expect("a name"));
+    let keys = Arc::new(KeyFile::open(path).expect("keys"));
+    let owner = KeyOwner::User(user());
     keys.get_or_create(&owner).expect("a key");
-    let log = DebugLog::open(path, keys.ring(), LIMITS).expect("a log");
-    log.note(exchange("before"));
+    let log = DebugLog::open(path, Arc::clone(&keys), LIMITS).expect("a log");
+    log.note(user(), exchange("before"));
     while files(path).expect("reads").is_empty() || read(path).is_empty() {
         std::thread::yield_now();
     }
     assert!(keys.delete(&owner).expect("deleted"));
     assert_eq!(files(path).expect("reads"), []);
-    log.note(exchange("after"));
+    log.note(user(), exchange("of a call that went on"));
+    let other = "usr_01a1f1f0ef0b70dfa4f8df5942fa7197"
+        .parse()
+        .expect("an id");
+    log.note(other, exchange("after"));
     drop(log);
     assert_eq!(read(path), ["after"]);
 }

@@ -11,14 +11,13 @@ use std::time::Instant;
 
 use chacha20poly1305::XChaCha20Poly1305;
 use chacha20poly1305::aead::{Aead, Payload};
-use statehold_core::time::Timestamp;
 
 use super::{
-    DebugEntry, DebugExchange, DebugLogLimits, DroppedCount, ENTRY_BYTES_MAX, FILES_MAX, FileHead,
-    HEAD_BYTES, NAME, PARTS, SYNC_AFTER, TIDY_AFTER, files, nonce, unavailable,
+    DebugEntry, DebugLogLimits, DroppedCount, ENTRY_BYTES_MAX, FILES_MAX, FileHead, HEAD_BYTES,
+    NAME, PARTS, QueuedExchange, SYNC_AFTER, TIDY_AFTER, files, nonce, unavailable,
 };
 use crate::key_ring::KeyRing;
-use crate::keys::now;
+use crate::keys::{KeyFile, PayloadKeys as _, now};
 use crate::port::StoreError;
 use crate::private_file::sync_directory;
 
@@ -42,7 +41,7 @@ impl OpenFile {
 
 pub(super) struct Writer {
     directory: PathBuf,
-    ring: Arc<KeyRing>,
+    keys: Arc<KeyFile>,
     limits: DebugLogLimits,
     queued: Arc<AtomicUsize>,
     dropped: Arc<DroppedCount>,
@@ -56,13 +55,13 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn new(
         directory: &Path,
-        ring: Arc<KeyRing>,
+        keys: Arc<KeyFile>,
         limits: DebugLogLimits,
         (queued, dropped): (Arc<AtomicUsize>, Arc<DroppedCount>),
     ) -> Result<Self, StoreError> {
         let mut writer = Self {
             directory: directory.to_owned(),
-            ring,
+            keys,
             limits,
             queued,
             dropped,
@@ -75,16 +74,18 @@ impl Writer {
     }
 
     /// Writes entries until the log is closed.
-    pub(super) fn run(mut self, waiting: &Receiver<(Timestamp, DebugExchange)>) {
+    pub(super) fn run(mut self, waiting: &Receiver<QueuedExchange>) {
         let (mut synced, mut tidied) = (Instant::now(), Instant::now());
         loop {
             let is_dirty = self.open.as_ref().is_some_and(|open| open.is_dirty);
             let patience = if is_dirty { SYNC_AFTER } else { TIDY_AFTER };
             match waiting.recv_timeout(patience) {
-                Ok((at, exchange)) => {
-                    self.queued.fetch_sub(exchange.bytes(), Ordering::Relaxed);
-                    let written = self.write(at, exchange);
-                    self.note_result(written);
+                Ok(queued) => {
+                    self.queued
+                        .fetch_sub(queued.exchange.bytes(), Ordering::Relaxed);
+                    let keys = Arc::clone(&self.keys);
+                    let written = keys.log_unless_erased(queued.user, || self.write(queued));
+                    self.note_result(written.unwrap_or(Ok(())));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
@@ -117,15 +118,15 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, at: Timestamp, exchange: DebugExchange) -> Result<(), StoreError> {
+    fn write(&mut self, queued: QueuedExchange) -> Result<(), StoreError> {
         let dropped = self.dropped.fresh.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             tracing::warn!(dropped, "exchanges are missing in the debug log");
         }
         let entry = DebugEntry {
-            at,
+            at: queued.at,
             dropped,
-            exchange,
+            exchange: queued.exchange,
         };
         let written = self.append(&entry);
         if written.is_err() {
@@ -163,7 +164,7 @@ impl Writer {
             self.prune(size)?;
         }
         if self.open.is_none() {
-            self.open = Some(begin_file(&self.directory, &self.ring)?);
+            self.open = Some(begin_file(&self.directory, &self.keys.ring())?);
             self.bytes += HEAD_BYTES as u64;
         }
         let open = self.open.as_mut().expect("it was opened just now");

@@ -283,7 +283,7 @@ pub(super) struct LoopTable {
 use DeclaredKind::{Analytics, Conversations, Dial, Llm, Mcp, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 61] = [
+pub(super) const SETTINGS: &[(&str, &[DeclaredKind])] = &[
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_from", &[Pipeline]),
@@ -291,10 +291,7 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 61] = [
     ("arguments", &[Mcp]),
     ("base_url", &[Openai, Dial, Conversations, Analytics]),
     ("brief_on_loss", &[Openai, Conversations, Analytics]),
-    (
-        "caller_history",
-        &[Openai, Dial, Analytics, Mcp, Llm, Router, Pipeline],
-    ),
+    ("caller_history", &DeclaredKind::ALL),
     ("calls", &[Worker]),
     ("close_on", &DeclaredKind::ALL),
     ("context", &[Analytics]),

@@ -211,6 +211,30 @@ async fn two_windows_with_one_reference_part_where_they_differ() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_windows_that_send_at_the_same_time_part_too() {
+    let scene = Scene::begin(Rig::on_disk_with(setup()).await).await;
+    for round in 0..16 {
+        let mut window = Window::of(&scene.ann);
+        let first = window.begin(&scene, &format!("hello {round}")).await;
+        let mut other = window.clone();
+        let calls = [window.send("left"), other.send("right")];
+        for _ in 0..2 {
+            let request = scene.claim().await;
+            let answer = format!("{}!", text(&request, "input"));
+            scene.complete(&request, &answer).await;
+        }
+        let [left, right] = calls;
+        let sessions = [window.keep(left).await, other.keep(right).await];
+        assert_ne!(sessions[0], sessions[1]);
+        assert!(sessions.contains(&first), "{sessions:?}");
+        for (session, said) in sessions.iter().zip(["left", "right"]) {
+            let told = texts(&scene, session).await;
+            assert_eq!(told[2..], [said.to_owned(), format!("{said}!")]);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_repeated_call_with_a_reference_attaches_to_its_turn_and_forks_once() {
     let scene = Scene::new().await;

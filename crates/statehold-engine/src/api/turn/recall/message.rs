@@ -99,6 +99,23 @@ pub struct Conversation {
 }
 
 impl Conversation {
+    /// The digest of the place after which the new message comes: of the reference, or of the last message of the user
+    /// before it. None if there is neither.
+    pub(in crate::api::turn) fn place_digest(
+        &self,
+        digest: impl Fn(&CarriedMessage) -> Digest,
+    ) -> Option<Digest> {
+        if let CarriedPlace::Reference {
+            reference,
+            is_last: true,
+        } = &self.place
+        {
+            return Some(Digest::sha256(reference.request.as_uuid().as_bytes()));
+        }
+        let mut earlier = self.earlier.iter().rev();
+        earlier.find(|message| message.is_users).map(digest)
+    }
+
     pub(in crate::api::turn) fn redact(&mut self, payloads: &Payloads) {
         for message in self.earlier.iter_mut().chain([&mut self.message]) {
             message.redact(payloads);
