@@ -618,6 +618,8 @@ pub(super) struct Anchors {
     pub(super) find: AhoCorasick,
     /// By the number of the anchor: its length, and the places of its rules.
     pub(super) rules: Vec<(usize, Vec<usize>)>,
+    /// The length of the longest anchor.
+    pub(super) bytes_max: usize,
 }
 
 pub(super) static ANCHORS: LazyLock<Anchors> = LazyLock::new(|| {
@@ -647,9 +649,14 @@ pub(super) static ANCHORS: LazyLock<Anchors> = LazyLock::new(|| {
         .iter()
         .map(|text| (text.len(), rules_of(text)))
         .collect();
+    let bytes_max = texts.first().map_or(0, |text| text.len());
     let find = AhoCorasick::builder()
         .match_kind(MatchKind::LeftmostFirst)
         .build(&texts)
         .expect("fixed anchors build");
-    Anchors { find, rules }
+    Anchors {
+        find,
+        rules,
+        bytes_max,
+    }
 });

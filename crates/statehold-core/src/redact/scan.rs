@@ -446,11 +446,16 @@ pub(super) fn may_become_secret(text: &str, at: usize) -> bool {
     if digits >= 8 || (digits > 0 && word.len() >= 4 && has_letter()) {
         return true;
     }
+    if ANCHORS.find.is_match(word) {
+        return true;
+    }
     let begins = |place: usize, anchor: &str| {
         let rest = &word[place..];
         !rest.is_empty() && anchor.starts_with(rest)
     };
-    let places = word.char_indices().map(|(place, _)| place);
+    // An anchor that has begun and not ended is shorter than the longest one.
+    let tail = word.ceil_char_boundary(word.len().saturating_sub(ANCHORS.bytes_max));
+    let places = word[tail..].char_indices().map(|(place, _)| tail + place);
     let places = places.filter(|place| {
         let before = &word.as_bytes()[..*place];
         before.last().is_none_or(|byte| !Set::Word.has(*byte)) || ends_with_escape(before)
@@ -458,8 +463,7 @@ pub(super) fn may_become_secret(text: &str, at: usize) -> bool {
     let places: Vec<usize> = places.collect();
     let mut anchors = RULES.iter().flat_map(|rule| rule.anchors);
     anchors.any(|anchor| {
-        word.contains(anchor)
-            || anchor.ends_with(' ') && !word.is_empty() && before.ends_with(anchor)
+        anchor.ends_with(' ') && !word.is_empty() && before.ends_with(anchor)
             || places.iter().any(|place| begins(*place, anchor))
     })
 }

@@ -1,12 +1,20 @@
 //! Redacts a text while it is written: what may still become a secret is held back.
 
-use super::scan::{self, may_become_secret};
+use super::scan::{self, Found, may_become_secret};
 use super::{Redactor, placeholder};
 
 /// How much is held back at most, in bytes. A longer secret ends the stream.
 const HELD_BYTES_MAX: usize = 16 * 1024;
 /// How much of what was shown is kept, because a rule may need the words before a secret, in bytes.
 const CONTEXT_BYTES_MAX: usize = 256;
+/// How many bytes may be scanned per byte of the text, on average. A text that comes in tiny pieces would otherwise be
+/// scanned, with the words before it, for each of them.
+const SCANNED_PER_BYTE: usize = 64;
+/// How many bytes may be scanned ahead of that: the beginning of a text is shown piece by piece.
+const CREDIT_BYTES_MAX: usize = 64 * 1024;
+/// How many bytes may come before it is known whether a text is JSON. Behind more white space than that it is shown
+/// when it is whole.
+const BEGINNING_BYTES_MAX: usize = 1_024;
 /// How far back a label of PEM may have begun, in bytes.
 const LABEL_BYTES_MAX: usize = 64;
 
@@ -25,6 +33,10 @@ pub struct TextStream {
     /// The length of the text at which it is scanned again. While much is held back, it is scanned each time that
     /// this has grown by an eighth, so that a text in small pieces costs little more than its length.
     scan_at: usize,
+    /// How many bytes may be scanned now.
+    credit: usize,
+    #[cfg(test)]
+    pub(super) scanned: usize,
 }
 
 impl TextStream {
@@ -32,6 +44,7 @@ impl TextStream {
     pub fn new(redactor: Redactor) -> Self {
         Self {
             redactor,
+            credit: CREDIT_BYTES_MAX,
             ..Self::default()
         }
     }
@@ -42,9 +55,14 @@ impl TextStream {
             return String::new();
         }
         self.text.push_str(piece);
+        let earned = piece.len().saturating_mul(SCANNED_PER_BYTE);
+        self.credit = self.credit.saturating_add(earned).min(CREDIT_BYTES_MAX);
         if !self.has_begun {
             match begins_json(&self.text) {
-                None => return String::new(),
+                None => {
+                    self.is_stopped = self.text.len() > BEGINNING_BYTES_MAX;
+                    return String::new();
+                }
                 // The keys of JSON say what is secret, and they are known when it is whole.
                 Some(is_json) => (self.has_begun, self.is_stopped) = (true, is_json),
             }
@@ -52,11 +70,13 @@ impl TextStream {
         if self.is_stopped {
             return String::new();
         }
-        if self.text.len() < self.scan_at {
+        let is_long = self.text.len() > CREDIT_BYTES_MAX;
+        if self.text.len() < self.scan_at || (self.text.len() > self.credit && !is_long) {
             return String::new();
         }
-        let cut = self.cut();
-        let shown = self.show(cut);
+        let found = self.scan();
+        let cut = self.cut(&found);
+        let shown = self.show(cut, &found);
         let held = self.text.len() - self.shown;
         let more = if held > CONTEXT_BYTES_MAX {
             held / 8
@@ -76,8 +96,19 @@ impl TextStream {
         self.is_stopped
     }
 
+    /// The secrets in what is held back and in the words before it.
+    fn scan(&mut self) -> Vec<Found> {
+        // `may_become_secret` looks at the text once more.
+        self.credit = self.credit.saturating_sub(2 * self.text.len());
+        #[cfg(test)]
+        {
+            self.scanned += self.text.len();
+        }
+        scan::find(&self.text, &self.redactor.patterns)
+    }
+
     /// Up to where no secret can begin that ends behind it.
-    fn cut(&self) -> usize {
+    fn cut(&self, found: &[Found]) -> usize {
         let text = &self.text;
         let mut cut = if self.redactor.has_patterns() {
             text.rfind('\n').map_or(0, |at| at + 1)
@@ -94,7 +125,7 @@ impl TextStream {
         if let Some(at) = text[label..].rfind("-----BEGIN") {
             cut = cut.min(label + at);
         }
-        for found in scan::find(text, &self.redactor.patterns) {
+        for found in found {
             if found.at.end > cut || found.at.end == text.len() {
                 cut = cut.min(found.at.start);
             }
@@ -102,10 +133,10 @@ impl TextStream {
         cut.max(self.shown)
     }
 
-    fn show(&mut self, cut: usize) -> String {
+    fn show(&mut self, cut: usize, found: &[Found]) -> String {
         let mut shown = String::new();
         let mut from = self.shown;
-        for found in scan::find(&self.text, &self.redactor.patterns) {
+        for found in found {
             if found.at.end > from && found.at.end <= cut {
                 // A secret whose beginning was shown before it was known as one ends here all the same.
                 shown.push_str(&self.text[from..found.at.start.max(from)]);

@@ -482,6 +482,24 @@ fn a_stream_of_words_is_shown_as_it_comes() {
 }
 
 #[test]
+fn a_stream_of_tiny_pieces_is_scanned_a_fixed_number_of_times() {
+    for piece in ["/", "x", "-", ". ", "é", "k="] {
+        let mut stream = TextStream::new(redactor());
+        let mut pieces = 0;
+        for _ in 0..50_000 {
+            pieces += usize::from(!stream.push(piece).is_empty());
+        }
+        let scanned = stream.scanned / (50_000 * piece.len());
+        assert!(scanned <= 64, "{piece:?}: each byte {scanned} times");
+        assert!(pieces > 100 || stream.is_stopped(), "{piece:?}: {pieces}");
+    }
+    let mut blank = TextStream::new(redactor());
+    while !blank.is_stopped() {
+        assert_eq!(blank.push(" "), "");
+    }
+}
+
+#[test]
 fn no_rule_looks_at_more_characters_than_a_multiple_of_the_text() {
     let steps = |text: &str| {
         scan::STEPS.with(|steps| steps.set(0));
