@@ -3,6 +3,7 @@
 pub mod accept;
 pub(crate) mod body;
 pub(crate) mod call;
+pub(crate) mod core_lookups;
 pub(crate) mod delivery;
 pub mod json;
 pub(crate) mod metrics;

@@ -5,11 +5,12 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{Extensions, HeaderMap, header};
-use statehold_engine::{Credential, KEY_PREFIX};
+use statehold_engine::Credential;
 
 use crate::dial;
-use crate::http::call::{App, text, unauthenticated};
-use crate::http::problem::{Code, Problem};
+use crate::http::call::{App, is_own_key, text, unauthenticated};
+use crate::http::core_lookups;
+use crate::http::problem::Problem;
 
 /// The user of a call whom DIAL Core vouches for.
 #[derive(Debug, Clone)]
@@ -64,11 +65,12 @@ async fn user_of(
     };
     app.shares.require_no_stranger(connection)?;
     let secret = Credential::new(secret.to_owned()).ok_or_else(unauthenticated)?;
-    let _permit = app.core_lookups.acquire().await;
-    let user = core.user_of(name, &secret).await.map_err(|error| {
+    let asked = app
+        .core_lookups
+        .ask(connection, core.user_of(name, &secret));
+    let user = asked.await?.map_err(|error| {
         tracing::warn!(%error, "a caller of DIAL cannot be authenticated");
-        let detail = "the key of the call cannot be checked at the moment; try again";
-        Problem::new(Code::Internal, detail)
+        core_lookups::unavailable()
     })?;
     let Some(user) = user else {
         app.shares.count_stranger(connection)?;
@@ -84,6 +86,5 @@ fn foreign_credential(headers: &HeaderMap) -> Result<Option<(&'static str, &str)
         Some(key) => Some((API_KEY, key)),
         None => text(headers, "authorization")?.map(|token| ("authorization", token)),
     };
-    let is_ours = |value: &str| value.contains(KEY_PREFIX);
-    Ok(found.filter(|(_, value)| !value.is_empty() && !is_ours(value)))
+    Ok(found.filter(|(_, value)| !value.is_empty() && !is_own_key(value)))
 }
