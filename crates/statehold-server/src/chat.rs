@@ -36,7 +36,7 @@ use statehold_engine::api::turn::{
     TurnDebug, TurnDecision, TurnEvent, TurnHandle, TurnInput, TurnSnapshot, UserMessage,
     pause_text,
 };
-use statehold_engine::{Call, Credential, EngineError, HoldDetail, Role, Share};
+use statehold_engine::{Call, CallCredential, Credential, EngineError, HoldDetail, Role, Share};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -79,6 +79,8 @@ const NAMED_MAX: usize = 20;
 pub(crate) struct ChatCall {
     pub(crate) asked: CallContext,
     credential: Option<Credential>,
+    /// The key of the call. The call owns it: its turn has it until the response ends.
+    pub(crate) own_key: Option<Arc<CallCredential>>,
     pub(crate) body: Bytes,
     /// The user of a new session, where a header names one.
     pub(crate) user: Option<String>,
@@ -353,6 +355,7 @@ impl ChatCall {
         let call = Self {
             asked,
             credential,
+            own_key: None,
             body: bytes,
             user,
             app_name: app_name(&headers)?,
@@ -497,6 +500,7 @@ impl ChatCall {
     ) -> impl FnOnce(SessionId) -> TurnInput + Send + 'static {
         let (asked, body, agent) = (self.asked.clone(), self.fingerprint(), agent.clone());
         let (task, credential) = (self.task, self.credential.clone());
+        let call_credential = self.own_key.as_ref().map(Arc::downgrade);
         let (decides_elsewhere, arrived) = (self.decides_elsewhere, self.arrived);
         let one_at_a_time = self.one_at_a_time;
         let config = config_of(&app.options.agents.get(), &agent);
@@ -512,6 +516,7 @@ impl ChatCall {
             task,
             message,
             credential,
+            call_credential,
             config,
             decides_elsewhere,
             one_at_a_time,
@@ -755,6 +760,7 @@ impl ChatCall {
             wants_debug: self.wants_debug,
             extras,
             asked: self.asked,
+            own_key: self.own_key,
             base: self.base,
             pieces,
             drafted: DraftedText::default(),

@@ -7,21 +7,27 @@ pub(crate) mod deployments;
 pub(crate) mod errors;
 mod stages;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
 use http::HeaderMap;
 use serde::Serialize;
+use statehold_agents::spec::DIAL_AUDIENCE;
 use statehold_core::name::Name;
 use statehold_engine::api::json::{Raw, raw_bytes, to_body};
-use statehold_engine::{Credential, KEY_PREFIX};
+use statehold_engine::{CallCredential, Credential};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 use self::answer::AnswerWriter;
 use self::chunk::CompletionOut;
 use self::errors::as_dial_error;
 use crate::chat::{ChatSurface, CompletionsCall, CompletionsIn, TurnContext, trusts_callers};
-use crate::http::call::{App, text};
+use crate::http::call::{App, is_own_key, text};
 use crate::http::problem::{Code, Problem};
 use crate::http::vouched::UserToken;
 
@@ -59,13 +65,49 @@ pub(crate) fn is_dial(request: &Request) -> bool {
         || path.starts_with("/openai/v1/") && request.headers().contains_key(DEPLOYMENT)
 }
 
+/// The body of a call, for the document of the API only: it is read as that of any call to chat completions.
+pub(crate) enum DialRequest {}
+
+impl PartialSchema for DialRequest {
+    fn schema() -> RefOr<Schema> {
+        let mut schema = CompletionsIn::schema();
+        if let RefOr::T(Schema::Object(body)) = &mut schema {
+            body.description = Some(
+                "A chat call of a client of DIAL. Other fields are ignored, or go on to an agent that trusts its callers."
+                    .to_owned(),
+            );
+            body.required.retain(|name| name != "model");
+            let model = ObjectBuilder::new()
+                .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
+                .description(Some("Ignored: the path names the agent."));
+            body.properties.insert("model".to_owned(), model.into());
+            let custom = ObjectBuilder::new()
+                .schema_type(SchemaType::from_iter([Type::Object, Type::Null]))
+                .description(Some("For an agent that trusts its callers."));
+            body.properties
+                .insert("custom_fields".to_owned(), custom.into());
+        }
+        schema
+    }
+}
+
+impl ToSchema for DialRequest {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("DialChatRequest")
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        CompletionsIn::schemas(schemas);
+    }
+}
+
 /// Say something to a deployment.
 ///
 /// The last message is the input. The session is the one that the newest reference of an answer names, or the one in which
 /// the messages were said. Each answer has such a reference in `custom_content.state`.
 #[utoipa::path(
     post, path = "/openai/deployments/{deployment}/chat/completions", tag = "dial",
-    operation_id = "createDialChatCompletion", request_body = CompletionsIn,
+    operation_id = "createDialChatCompletion", request_body = DialRequest,
     responses((status = 200, content(
         (CompletionOut = "application/json"),
         (String = "text/event-stream"),
@@ -86,26 +128,24 @@ async fn answer(app: App, request: Request, known: &mut TurnContext) -> Result<R
     if let Some(agent) = agent {
         call.takes_states = trusts_callers(&book, &agent);
     }
-    call.call.set_credential(key_of_request(&headers, token)?);
+    call.call.own_key = key_of_request(&headers, token)?;
     call.dial = Some(passed_on(&call, &headers)?);
     let base = app.options.console.then(|| call.call.base.clone());
     let format = |head: &_| AnswerWriter::new(head, base.as_deref());
     call.serve(app, &deployment, known, format).await
 }
 
-/// The key that DIAL Core made for this request, with the token of its user. Agents make their own calls to Core with both,
-/// until the request ends; services of other kinds get neither.
+/// The key that DIAL Core made for this request, with the token of its user. Applications of DIAL are called with both
+/// while this call is open; services of other kinds, and workers, get neither.
 fn key_of_request(
     headers: &HeaderMap,
     token: Option<UserToken>,
-) -> Result<Option<Credential>, Problem> {
+) -> Result<Option<Arc<CallCredential>>, Problem> {
     let key = text(headers, "api-key")?;
-    let foreign = key.filter(|key| !key.contains(KEY_PREFIX));
+    let foreign = key.filter(|key| !is_own_key(key));
     let key = foreign.and_then(|key| Credential::new(key.to_owned()));
-    Ok(key.map(|key| match token {
-        Some(UserToken(token)) => key.for_dial().with_token(&token),
-        None => key.for_dial(),
-    }))
+    let token = token.map(|UserToken(token)| token);
+    Ok(key.map(|key| CallCredential::new(DIAL_AUDIENCE, key, token)))
 }
 
 /// The name of the deployment: that of the path, or of the header of the dispatcher. `X-DIAL-OVERRIDE-NAME` counts for

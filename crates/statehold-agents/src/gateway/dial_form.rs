@@ -50,6 +50,16 @@ const PARAMETERS: [&str; 21] = [
     "custom_fields",
 ];
 
+/// The fields of a call that this server writes itself. One answer is asked for.
+const OWN_FIELDS: [&str; 6] = [
+    "messages",
+    "model",
+    "n",
+    "statehold",
+    "stream",
+    "stream_options",
+];
+
 /// An attachment, without its place in a list.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct DialAttachment {
@@ -151,6 +161,13 @@ pub(super) fn message(message: Raw) -> Raw {
 /// The parameters of a caller that DIAL knows.
 pub(super) fn parameters(mut given: Map<String, Value>) -> Map<String, Value> {
     given.retain(|name, value| PARAMETERS.contains(&name.as_str()) && !value.is_null());
+    given
+}
+
+/// The fields of a caller whom the agent trusts. They go on also if DIAL does not know them: an application may take
+/// further ones, and one that refuses them refuses such a caller without this server as well.
+pub(super) fn trusted_fields(mut given: Map<String, Value>) -> Map<String, Value> {
+    given.retain(|name, value| !OWN_FIELDS.contains(&name.as_str()) && !value.is_null());
     given
 }
 

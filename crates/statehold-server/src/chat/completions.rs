@@ -16,6 +16,7 @@ use http::HeaderMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use statehold_agents::spec::{AgentBook, ChatSessions, StateFormat};
+use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_engine::EngineError;
 use statehold_engine::api::json::{Raw, raw_bytes, to_body};
@@ -186,6 +187,10 @@ impl CompletionsCall {
                 let turn = call.open_in_session(app, session, (&agent, message), decisions);
                 Box::pin(turn).await?
             }
+        } else if let Some(session) = self.decided_session(&place) {
+            let decisions = self.chat.decisions().to_vec();
+            let turn = call.open_in_session(app, session, (&agent, message), decisions);
+            Box::pin(turn).await?
         } else if is_unsaid {
             let new = self.new_session(&agent, owner)?;
             let new = (new, self.conversation(&agent, &message, place));
@@ -197,6 +202,16 @@ impl CompletionsCall {
         };
         turn.extras.carrier = Some(carrier);
         Ok(turn)
+    }
+
+    /// The session that a reference names, for a call with decisions: they are about holds of that session.
+    fn decided_session(&self, place: &CarriedPlace) -> Option<SessionId> {
+        match place {
+            CarriedPlace::Reference { reference, .. } if !self.chat.decisions().is_empty() => {
+                Some(reference.session)
+            }
+            _ => None,
+        }
     }
 
     /// The carrier of the call.

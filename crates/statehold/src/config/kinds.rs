@@ -135,6 +135,8 @@ pub(crate) struct AgentDeclaration {
     pub(super) output_key: Option<WrittenStateKey>,
     /// The project and the location of an analytics service.
     pub(super) parent: Option<PlaceName>,
+    /// Whether a service that keeps nothing may wait for people.
+    pub(super) pauses: Option<bool>,
     /// The phases of a pipeline.
     pub(super) phases: Option<Vec<PhaseTable>>,
     pub(super) prompt: Option<NonEmptyText>,
@@ -283,7 +285,7 @@ pub(super) struct LoopTable {
 use DeclaredKind::{Analytics, Conversations, Dial, Llm, Mcp, Openai, Pipeline, Router, Worker};
 
 /// The settings that only agents have, by name, with the kinds that have them.
-pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 61] = [
+pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 62] = [
     ("agents", &[Router]),
     ("answer_by", &[Router]),
     ("answer_from", &[Pipeline]),
@@ -340,6 +342,7 @@ pub(super) const SETTINGS: [(&str, &[DeclaredKind]); 61] = [
         ],
     ),
     ("parent", &[Analytics]),
+    ("pauses", &[Openai, Dial]),
     ("phases", &[Pipeline]),
     ("prompt", &[Llm]),
     ("prompt_echo_words", &[Llm]),
