@@ -204,7 +204,7 @@ impl ChatAgent {
         let work = async move {
             let (prepared, endpoint) = prepared.zip(endpoint).ok_or_else(not_prepared)?;
             let session = match mode {
-                MemoryMode::Local if self.service.knows_our_session() => SessionHeader::Local,
+                MemoryMode::Local if self.service.sends_local_session_id() => SessionHeader::Local,
                 MemoryMode::Local | MemoryMode::Stateless => SessionHeader::Absent,
                 MemoryMode::Remote(remote) => SessionHeader::Remote(remote.session.as_deref()),
             };

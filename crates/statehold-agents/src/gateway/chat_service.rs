@@ -48,7 +48,7 @@ impl ChatService {
 
     /// Whether `x-statehold-session` of a call that the agent does not remember has our session. An application of DIAL
     /// may be another Statehold, also behind Core, which passes headers on: it would look for our session among its own.
-    pub(super) fn knows_our_session(&self) -> bool {
+    pub(super) fn sends_local_session_id(&self) -> bool {
         matches!(self, Self::Openai(_))
     }
 

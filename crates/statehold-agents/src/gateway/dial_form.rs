@@ -1,4 +1,5 @@
-//! The form of calls to DIAL: its agents refuse members that they do not know. State is opaque and passes as it is.
+//! The form of calls to DIAL: its agents refuse members that they do not know. State is opaque and
+//! passes as it is.
 
 use std::collections::BTreeMap;
 
@@ -85,7 +86,8 @@ impl DialAttachment {
         serde_json::from_str(text.get()).ok()
     }
 
-    /// The attachment as agents take it: with its data or with an address, never both. None if it has neither.
+    /// The attachment as agents take it: with its data or with an address, never both. None if it
+    /// has neither.
     fn into_sent(mut self) -> Option<Self> {
         if self.data.is_some() {
             self.url = None;
@@ -115,7 +117,8 @@ impl DialAttachment {
     }
 }
 
-/// The attachments of an answer, in order and without their indices. One that cannot be read is left out.
+/// The attachments of an answer, in order and without their indices. One that cannot be read is
+/// left out.
 pub(super) fn merged_attachments(streamed: &[Raw]) -> Vec<Raw> {
     let mut all: Vec<DialAttachment> = Vec::new();
     let mut places = BTreeMap::new();
@@ -164,8 +167,9 @@ pub(super) fn parameters(mut given: Map<String, Value>) -> Map<String, Value> {
     given
 }
 
-/// The fields of a caller whom the agent trusts. They go on also if DIAL does not know them: an application may take
-/// further ones, and one that refuses them refuses such a caller without this server as well.
+/// The fields of a caller whom the agent trusts. They go on also if DIAL does not know them: an
+/// application may take further ones, and one that refuses them refuses such a caller without this
+/// server as well.
 pub(super) fn trusted_fields(mut given: Map<String, Value>) -> Map<String, Value> {
     given.retain(|name, value| !OWN_FIELDS.contains(&name.as_str()) && !value.is_null());
     given

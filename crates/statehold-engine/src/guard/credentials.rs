@@ -1,16 +1,16 @@
 //! Credentials of callers: in memory, attached to their request, never on disk.
 //!
-//! A claim hands three kinds of credential to a worker. The credential that came with a request lives
-//! until the request ends or its root first pauses, because a pause has no time limit. A person's answer
-//! to a `credential` hold goes to the next claim only. The configured credential of an agent lives as
-//! long as the process.
+//! A claim hands three kinds of credential to a worker. The credential that came with a request
+//! lives until the request ends or its root first pauses, because a pause has no time limit. A
+//! person's answer to a `credential` hold goes to the next claim only. The configured credential of
+//! an agent lives as long as the process.
 //!
 //! A fourth kind is valid only while the call that brought it is open, and only for one audience of
-//! agents. The call owns it ([`CallCredential`]); this table refers to it by the root of the turn, and
-//! no claim gets it.
+//! agents. The call owns it ([`CallCredential`]); this table refers to it by the root of the turn,
+//! and no claim gets it.
 //!
-//! This module does not know whether a request once had a credential that is now gone: that fact must
-//! survive a restart.
+//! This module does not know whether a request once had a credential that is now gone: that fact
+//! must survive a restart.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
@@ -37,8 +37,8 @@ const TOTAL_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// The roots whose calls may have ended, before the table of lent credentials is swept.
 const LENT_ROOTS_MIN: usize = 64;
 
-/// A secret of a caller, a person or a service. `Debug` does not print it, and dropping it wipes its
-/// memory.
+/// A secret of a caller, a person or a service. `Debug` does not print it, and dropping it wipes
+/// its memory.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential(Arc<Zeroizing<String>>);
 
@@ -68,8 +68,8 @@ impl std::fmt::Debug for Credential {
     }
 }
 
-/// The agents that a credential of one call is for. A surface and a gateway share its word; the engine only
-/// compares it.
+/// The agents that a credential of one call is for. A surface and a gateway share its word; the
+/// engine only compares it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Audience(&'static str);
 
@@ -84,8 +84,9 @@ impl Audience {
     }
 }
 
-/// A credential that is valid only while the call that brought it is open. The call owns it, and its turn refers
-/// to it: when the call ends, it is gone from memory, however long the turn goes on.
+/// A credential that is valid only while the call that brought it is open. The call owns it, and
+/// its turn refers to it: when the call ends, it is gone from memory, however long the turn goes
+/// on.
 #[derive(Debug)]
 pub struct CallCredential {
     audience: Audience,
@@ -299,9 +300,9 @@ impl Credentials {
         })
     }
 
-    /// Keeps the credential of a caller who lets a turn go on: for the request whose hold a commit decides, and for
-    /// those that wait for it. Their own were dropped when the turn paused. Keeps nothing if the turn still waits for
-    /// people: that has no time limit.
+    /// Keeps the credential of a caller who lets a turn go on: for the request whose hold a commit
+    /// decides, and for those that wait for it. Their own were dropped when the turn paused. Keeps
+    /// nothing if the turn still waits for people: that has no time limit.
     pub(crate) fn keep_resumed(
         self: &Arc<Self>,
         (credential, caller): (&Credential, &Caller),
@@ -390,8 +391,8 @@ impl Credentials {
         drop(kept.take_answer(request));
     }
 
-    /// Removes the credentials that came with the requests of a root that ended or paused. Answers to
-    /// holds stay: people gave them during the pause, for the work after it.
+    /// Removes the credentials that came with the requests of a root that ended or paused. Answers
+    /// to holds stay: people gave them during the pause, for the work after it.
     pub(crate) fn drop_root(&self, root: RequestId) {
         let mut kept = self.kept.lock();
         for request in kept.roots.remove(&root).unwrap_or_default() {

@@ -26,12 +26,12 @@ use tokio::sync::Semaphore;
 use crate::chat::FailedCalls;
 use crate::http::body::{BodyOwner, PARSERS_MAX};
 use crate::http::core_lookups::CoreLookups;
+use crate::http::dial_caller::DialUser;
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::read_token;
 use crate::http::seal::Sealer;
 use crate::http::shares::{CallSlot, RateLimit, ServerShares};
-use crate::http::vouched::VouchedUser;
 use crate::mcp::LegacySessions;
 use crate::reload::Reload;
 use crate::ums::UmsOptions;
@@ -175,8 +175,8 @@ impl App {
     /// Authenticates the caller. Also returns the key of the call.
     pub(crate) async fn authenticate(&self, parts: &Parts) -> Result<(Caller, KeyWatch), Problem> {
         let headers = &parts.headers;
-        if let Some(VouchedUser(user)) = parts.extensions.get() {
-            return self.holder_of_vouch(user).await;
+        if let Some(DialUser(user)) = parts.extensions.get() {
+            return self.caller_of_dial_user(user).await;
         }
         let secret = credential(headers)?;
         if let Some(text) = secret.filter(|secret| read_token::is_token(secret)) {
@@ -200,7 +200,7 @@ impl App {
     }
 
     /// The caller for whom DIAL Core vouches: the configured key, acting for the user.
-    async fn holder_of_vouch(&self, user: &str) -> Result<(Caller, KeyWatch), Problem> {
+    async fn caller_of_dial_user(&self, user: &str) -> Result<(Caller, KeyWatch), Problem> {
         let core = self.options.dial_core.as_ref();
         let secret = core.ok_or_else(unauthenticated)?.key().expose();
         let found = caller::authenticate(&self.engine, secret).await?;

@@ -1,5 +1,6 @@
-//! Questions to DIAL Core about the keys of calls. They are asked before a call has a caller, so no share of a caller
-//! bounds them: there are so many at once, so many of one network, and each has a deadline.
+//! Questions to DIAL Core about the keys of calls. They are asked before a call has a caller, so no
+//! share of a caller bounds them: there are so many at once, so many of one network, and each has a
+//! deadline.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,7 +15,8 @@ use crate::http::shares::network_of;
 
 /// How many callers Core is asked about at once.
 const AT_ONCE_MAX: usize = 64;
-/// How many calls of one network may wait for Core's answer. All calls through Core come from the address of Core.
+/// How many calls of one network may wait for Core's answer. All calls through Core come from the
+/// address of Core.
 const OF_NETWORK_MAX: usize = 1_024;
 /// How long a call waits until Core has said whose it is, the time in line included.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -36,8 +38,8 @@ impl Default for CoreLookups {
 }
 
 impl CoreLookups {
-    /// Asks Core about the caller of a connection. Refuses the call if too many of its network wait already, or if
-    /// there is no answer in time.
+    /// Asks Core about the caller of a connection. Refuses the call if too many of its network wait
+    /// already, or if there is no answer in time.
     pub(crate) async fn ask<T>(
         &self,
         connection: &Extensions,

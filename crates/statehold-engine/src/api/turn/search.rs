@@ -106,15 +106,15 @@ impl<'a> TurnSearch<'a> {
         if let Some(key) = input.call.key {
             let kept = engine.kept_receipt::<StartedTurn>(key);
             if let Some(kept) = kept.await? {
-                self.lend_credential(kept.view.request).await?;
+                Box::pin(self.lend_credential(kept.view.request)).await?;
                 return Ok(Some((kept.view.request, true)));
             }
             if let Some(answered) = self.answered_by_key(key).await? {
-                self.lend_credential(answered).await?;
+                Box::pin(self.lend_credential(answered)).await?;
                 return Ok(Some((answered, true)));
             }
         }
-        if let Some(root) = self.give_awaited_credential().await? {
+        if let Some(root) = Box::pin(self.give_awaited_credential()).await? {
             return Ok(Some((root, false)));
         }
         let questions = if input.decides_elsewhere {
@@ -130,7 +130,7 @@ impl<'a> TurnSearch<'a> {
             let turn = FoundTurn::of(engine, &self.reader, root).await?;
             let is_answer = self.is_answer(&question, &turn).await?;
             if is_answer || input.key.is_none() {
-                self.lend_credential(root).await?;
+                Box::pin(self.lend_credential(root)).await?;
             }
             if is_answer {
                 self.respond(&question).await?;
@@ -143,7 +143,7 @@ impl<'a> TurnSearch<'a> {
             None => self.failed().await,
             Some((root, is_over)) => {
                 if !is_over {
-                    self.lend_credential(root).await?;
+                    Box::pin(self.lend_credential(root)).await?;
                 }
                 Ok(Some((root, is_over)))
             }
@@ -182,7 +182,7 @@ impl<'a> TurnSearch<'a> {
         let Some(root) = waiting.first().map(|(_, root)| *root) else {
             return Ok(None);
         };
-        self.lend_credential(root).await?;
+        Box::pin(self.lend_credential(root)).await?;
         for (hold, _) in waiting.iter().filter(|(_, asking)| *asking == root) {
             let answer = DecisionInput {
                 decision: DecisionKind::Approve,
@@ -278,8 +278,8 @@ impl<'a> TurnSearch<'a> {
             let answer = decision.answer()?;
             let mut resumed_with = None;
             if let Some(first) = first {
-                self.lend_credential(first).await?;
-                if credential.is_some() && self.acts_for_user(first).await? {
+                Box::pin(self.lend_credential(first)).await?;
+                if credential.is_some() && Box::pin(self.acts_for_user(first)).await? {
                     resumed_with = credential.as_ref();
                 }
             }
