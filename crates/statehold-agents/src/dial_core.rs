@@ -14,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest name of a user.
 const USER_BYTES_MAX: usize = 200;
 
-/// Why Core was asked in vain.
+/// Why the user behind a key could not be looked up.
 #[derive(Debug, thiserror::Error)]
 pub enum DialCoreError {
     /// The client cannot be built.

@@ -21,7 +21,7 @@ const CONVERSATION_BYTES_MAX: usize = 1_024;
 /// The data of a message that came over the surface of DIAL:
 /// `{"dial": {"conversation_id", "parameters", "ums_conversation_id"}}`.
 #[derive(Deserialize)]
-struct DataOfDial {
+struct DialData {
     dial: Option<Raw>,
 }
 
@@ -106,7 +106,7 @@ impl AgentMessage {
 
     /// The part of the hidden data that the surface of DIAL wrote.
     fn dial(&self) -> Option<Raw> {
-        let data: DataOfDial = serde_json::from_str(self.data.as_ref()?.get()).ok()?;
+        let data: DialData = serde_json::from_str(self.data.as_ref()?.get()).ok()?;
         data.dial
     }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use statehold_core::digest::{Digest, canonical_bytes};
 use statehold_core::name::Name;
 use statehold_core::scope::{Scope, StateKey};
-use statehold_engine::{Credential, Schema};
+use statehold_engine::{Audience, Credential, Schema};
 
 use crate::secrets::{SecretRedactor, has_password, is_named_secret};
 
@@ -80,6 +80,9 @@ pub struct AgentSpec {
     pub references: bool,
     /// Whether a service that lost the conversation is told of the earlier exchanges.
     pub brief_on_loss: bool,
+    /// Whether it may wait for people, so that the beginning of its answers is held back until it is clear that it
+    /// does not. Services that keep sessions always may.
+    pub pauses: bool,
     /// How much of its stages clients see.
     pub stages: StageDetail,
     /// The form of the state that clients of DIAL carry.
@@ -108,6 +111,7 @@ impl AgentSpec {
             caller_history: CallerTrust::Untrusted,
             references: false,
             brief_on_loss: false,
+            pauses: false,
             stages: StageDetail::default(),
             state_format: StateFormat::default(),
             digest,
@@ -290,6 +294,9 @@ pub struct OpenaiSpec {
     /// Which side stores the history.
     pub memory: ChatMemory,
 }
+
+/// The agents that the key of a call to the surface of DIAL is for: applications of DIAL, and no other service.
+pub const DIAL_AUDIENCE: Audience = Audience::new("dial");
 
 /// An application of DIAL, at its own address or behind DIAL Core.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ tokio::task_local! {
 #[derive(Debug, Clone)]
 pub(crate) struct TurnWatch {
     engine: Engine,
-    /// Whom the turn calls over HTTP.
+    /// The HTTP peer of the turn.
     peer: (Peer, Name),
 }
 

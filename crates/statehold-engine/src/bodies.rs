@@ -36,6 +36,9 @@ pub struct ItemBody {
     /// Of an input: a credential came with it. The credential itself stays in memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub had_credential: bool,
+    /// Of an input: a credential came with it that was valid while its call was open, for the agents of this audience.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credential_audience: Option<String>,
     /// Of an event of a framework: its id and times. The event itself is `data`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<EventMark>,
@@ -163,6 +166,9 @@ pub struct HoldBody {
     /// Whether a rejection needs a comment.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub comment_required: bool,
+    /// Of a `credential` hold: the next call of the user with a credential for this audience lets the turn go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audience: Option<String>,
 }
 
 /// A reason that a person may choose.

@@ -5,13 +5,14 @@
 //! A lease may be decided and not durable yet. Its worker may go on inside the server, and calls
 //! [`LeasedRequest::durable`] before it asks a model, an agent or a tool.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde_json::value::RawValue;
 use statehold_core::command::{Command, Fenced, Output, StartRequest, StatePatch, StateSet};
 use statehold_core::digest::BodyRef;
+use statehold_core::hold::HoldKind;
 use statehold_core::ids::{ItemId, RequestId, SessionId, TaskId, UserId};
 use statehold_core::item::{ItemKind, NewCallMark, NewItem, Role, Visibility};
 use statehold_core::memory::AgentPath;
@@ -24,7 +25,7 @@ use statehold_store::{MemoryPage, MemoryQuery, PageLimit, SharedOwner, StoredRec
 
 use crate::api::caller::{ReadToken, token_caller};
 use crate::api::conversation::{self, ConversationPage, ConversationPlace};
-use crate::bodies::ItemBody;
+use crate::bodies::{ItemBody, message_in, parse, payload};
 use crate::caller::{Caller, PhaseScope};
 use crate::claim::ClaimedRequest;
 use crate::commit::call::{Call, DecidedCommit};
@@ -33,11 +34,11 @@ use crate::commit::queue::Durability;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::credentials::Credential;
+use crate::guard::credentials::{Audience, CallCredential, Credential};
 use crate::guard::policy::Policies;
 use crate::holds::{HoldDetail, Pending};
 use crate::locks::Lock;
-use crate::open_hold::{HoldSpec, open_hold};
+use crate::open_hold::{HoldSpec, open_hold, open_hold_for};
 use crate::own_work::{Ended, Progress};
 use crate::read::{ItemPage, RequestDetail};
 
@@ -563,6 +564,67 @@ impl LeasedRequest {
         let payloads = self.payloads().await?;
         let (write, by) = (self.write(payloads), self.ids.fenced());
         let opened = open_hold(write, by, spec, Vec::new()).await;
+        opened.map(drop)
+    }
+
+    /// The credential for agents of an audience that a call has lent to the turn, while that call is open.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost, or the store fails.
+    pub async fn lent_credential(
+        &self,
+        audience: Audience,
+    ) -> Result<Option<Arc<CallCredential>>, EngineError> {
+        self.durable().await?;
+        let root = self.root().await?;
+        Ok(self.engine.inner().credentials.lent(root, audience))
+    }
+
+    /// Whether the call that began the turn had a credential for agents of this audience.
+    ///
+    /// # Errors
+    ///
+    /// If the lease is lost, or the store fails.
+    pub async fn began_with_credential(&self, audience: Audience) -> Result<bool, EngineError> {
+        let (engine, root) = (&self.engine, self.root().await?);
+        let detail = engine.request(&self.call.caller, root).await?;
+        let input = detail.started.as_ref().and_then(|stored| {
+            let input = message_in(&stored.record.content.events, root, Role::User)?;
+            Some(parse::<ItemBody>(payload(stored, Some(input.body))))
+        });
+        let had = input.and_then(|input| input.credential_audience);
+        Ok(had.as_deref() == Some(audience.word()))
+    }
+
+    /// Opens a `credential` hold that the next call with a credential for this audience answers.
+    ///
+    /// # Errors
+    ///
+    /// As [`LeasedRequest::open_hold`].
+    pub async fn open_credential_hold(
+        &self,
+        audience: Audience,
+        (title, message): (String, String),
+    ) -> Result<(), EngineError> {
+        let payloads = self.payloads().await?;
+        let (write, by) = (self.write(payloads), self.ids.fenced());
+        let spec = HoldSpec {
+            kind: HoldKind::Credential,
+            title,
+            message: Some(message),
+            action: None,
+            response_schema: None,
+            url: None,
+            reasons: None,
+            group_id: None,
+            allowed: BTreeSet::new(),
+            quorum: None,
+            expires_in_seconds: None,
+            on_expiry: None,
+            decide_by: None,
+        };
+        let opened = open_hold_for(Some(audience), write, by, (spec, Vec::new())).await;
         opened.map(drop)
     }
 

@@ -55,7 +55,9 @@ pub use commit::payloads::Payloads;
 pub use engine::{Engine, EngineOptions};
 pub use error::EngineError;
 pub use feed::FeedEntry;
-pub use guard::credentials::{CREDENTIAL_BYTES_MAX, Credential, CredentialSource};
+pub use guard::credentials::{
+    Audience, CREDENTIAL_BYTES_MAX, CallCredential, CallCredentialRef, Credential, CredentialSource,
+};
 pub use guard::lifetimes::{DefaultLifetimes, Lifetimes};
 pub use guard::policy;
 pub use guard::redact::{PathRule, Pattern, RedactionRules};

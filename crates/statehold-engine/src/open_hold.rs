@@ -26,6 +26,7 @@ use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::{Engine, entropy};
 use crate::error::EngineError;
+use crate::guard::credentials::Audience;
 use crate::guard::policy::{Effective, HoldTerms};
 use crate::guard::redact::{Preview, preview};
 use crate::guard::schema::Schema;
@@ -106,10 +107,20 @@ struct GatedAction {
 ///
 /// If the hold is invalid, the policy is stricter, or the worker lacks the right.
 pub(crate) async fn open_hold(
-    mut write: SessionWrite<'_>,
+    write: SessionWrite<'_>,
     by: Fenced,
     spec: HoldSpec,
-    mut items: Vec<NewItem>,
+    items: Vec<NewItem>,
+) -> Result<Receipt<HoldView>, EngineError> {
+    open_hold_for(None, write, by, (spec, items)).await
+}
+
+/// The same, for a `credential` hold that a call with a credential for this audience answers.
+pub(crate) async fn open_hold_for(
+    audience: Option<Audience>,
+    mut write: SessionWrite<'_>,
+    by: Fenced,
+    (spec, mut items): (HoldSpec, Vec<NewItem>),
 ) -> Result<Receipt<HoldView>, EngineError> {
     let (engine, session) = (write.engine, write.session);
     require_words(&spec)?;
@@ -147,6 +158,7 @@ pub(crate) async fn open_hold(
         reasons,
         group_id: spec.group_id,
         comment_required: policy.policy.comment_required.unwrap_or(false),
+        audience: audience.map(|audience| audience.word().to_owned()),
     };
     let hold = NewHold {
         id,

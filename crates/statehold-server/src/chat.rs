@@ -1,8 +1,8 @@
-//! Chat turns of every surface: the parts of a call that all surfaces share, opening its turn in a session, in a
-//! new one or in memory, and answering it whole or as a stream.
+//! Chat turns of every surface: the parts of a call that all surfaces share, opening its turn in a
+//! session, in a new one or in memory, and answering it whole or as a stream.
 //!
-//! A surface reads its own messages and writes its own format ([`TurnFormat`]). It finds and starts turns only
-//! through this module, which calls `api::turn`.
+//! A surface reads its own messages and writes its own format ([`TurnFormat`]). It finds and starts
+//! turns only through this module, which calls `api::turn`.
 
 mod carrier;
 mod completions;
@@ -36,7 +36,7 @@ use statehold_engine::api::turn::{
     TurnDebug, TurnDecision, TurnEvent, TurnHandle, TurnInput, TurnSnapshot, UserMessage,
     pause_text,
 };
-use statehold_engine::{Call, Credential, EngineError, HoldDetail, Role, Share};
+use statehold_engine::{Call, CallCredential, Credential, EngineError, HoldDetail, Role, Share};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -62,7 +62,8 @@ use crate::native::AnswerHeaders;
 const PAUSE_SECONDS_MAX: u64 = 86_400;
 /// A call that may wait longer than this takes a share of the streams.
 const WAIT_FREE: Duration = Duration::from_mins(1);
-/// How long the head of a stream waits for the first event of a hosted agent, so that a failure has its status.
+/// How long the head of a stream waits for the first event of a hosted agent, so that a failure has
+/// its status.
 const HEAD_MAX: Duration = Duration::from_secs(2);
 /// How many pieces of a stream wait for a slow client.
 const PIECES_MAX: usize = 16;
@@ -79,6 +80,8 @@ const NAMED_MAX: usize = 20;
 pub(crate) struct ChatCall {
     pub(crate) asked: CallContext,
     credential: Option<Credential>,
+    /// The key of the call. The call owns it: its turn has it until the response ends.
+    pub(crate) own_key: Option<Arc<CallCredential>>,
     pub(crate) body: Bytes,
     /// The user of a new session, where a header names one.
     pub(crate) user: Option<String>,
@@ -94,8 +97,8 @@ pub(crate) struct ChatCall {
     pub(crate) decides_elsewhere: bool,
     /// Whether a new turn waits until no other one runs in its session.
     pub(crate) one_at_a_time: bool,
-    /// Whether a stream waits for its first event also if this server does not run the agent: for clients that are
-    /// sent nothing before it.
+    /// Whether a stream waits for its first event also if this server does not run the agent: for
+    /// clients that are sent nothing before it.
     pub(crate) awaits_first: bool,
     /// Whether the caller brings tools of its own, which it runs itself.
     pub(crate) brings_tools: bool,
@@ -121,8 +124,8 @@ pub(crate) struct ChatSurface {
     pub(crate) refers: bool,
 }
 
-/// A turn that was found or started. A turn without a session also has its session in memory, which is deleted at
-/// the end of the call.
+/// A turn that was found or started. A turn without a session also has its session in memory, which
+/// is deleted at the end of the call.
 pub(crate) struct ChatTurn {
     open: OpenTurn,
     scratch: Option<Arc<ScratchSession>>,
@@ -134,7 +137,8 @@ pub(crate) struct ChatTurn {
 /// The parts of an answer beside the reply.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TurnExtras {
-    /// Seals the state and the references that the client carries. None for surfaces that have no place for them.
+    /// Seals the state and the references that the client carries. None for surfaces that have no
+    /// place for them.
     pub(crate) carrier: Option<Carrier>,
     /// The expired session in place of which the session of the turn began.
     pub(crate) replaced: Option<SessionId>,
@@ -279,8 +283,8 @@ pub(crate) struct Ending {
     pub(crate) debug: Option<TurnDebug>,
     /// The `custom_content.state` for the client to send back.
     pub(crate) carried: Option<Raw>,
-    /// The parts of the conversation of the caller that did not reach the agent, and the state of the agent if it
-    /// cannot be carried.
+    /// The parts of the conversation of the caller that did not reach the agent, and the state of
+    /// the agent if it cannot be carried.
     pub(crate) left_out: BTreeSet<&'static str>,
 }
 
@@ -314,8 +318,8 @@ pub(crate) fn status_of(holds: &[HoldDetail]) -> &'static str {
     }
 }
 
-/// The reply that a call ends with: that of the agent, or a text about the pause. `base` is the address of
-/// the server.
+/// The reply that a call ends with: that of the agent, or a text about the pause. `base` is the
+/// address of the server.
 fn reply_of(snapshot: &TurnSnapshot, parts: ReplyParts, base: &str) -> AgentReply {
     if !snapshot.is_paused() {
         return snapshot.reply(parts);
@@ -353,6 +357,7 @@ impl ChatCall {
         let call = Self {
             asked,
             credential,
+            own_key: None,
             body: bytes,
             user,
             app_name: app_name(&headers)?,
@@ -371,8 +376,8 @@ impl ChatCall {
         Ok((call, value, headers))
     }
 
-    /// Requires the client role, before the call is validated. The rights to a session are checked when it is
-    /// found.
+    /// Requires the client role, before the call is validated. The rights to a session are checked
+    /// when it is found.
     pub(crate) fn require_client(&self) -> Result<(), Problem> {
         let needs = Role::Client;
         if self.asked.caller.has(needs) {
@@ -443,8 +448,8 @@ impl ChatCall {
         self.require_declared(app, agent, opened, is_hosted).await
     }
 
-    /// Finds or starts the turn of a call that names an expired session: in the session that continues its messages,
-    /// or in a new one of the same app and user.
+    /// Finds or starts the turn of a call that names an expired session: in the session that
+    /// continues its messages, or in a new one of the same app and user.
     pub(crate) async fn open_in_place_of(
         &self,
         app: &App,
@@ -469,12 +474,14 @@ impl ChatCall {
         Ok(turn)
     }
 
-    /// Whether the call may continue in another session than the one it names: it names no task and no revision there.
+    /// Whether the call may continue in another session than the one it names: it names no task and
+    /// no revision there.
     pub(crate) fn may_replace(&self) -> bool {
         self.task.is_none() && self.asked.if_revision.is_none()
     }
 
-    /// Notes the session of a call that may fail. A repeat finds it by its key or by its messages, or not at all.
+    /// Notes the session of a call that may fail. A repeat finds it by its key or by its messages,
+    /// or not at all.
     fn note_session(
         opened: Result<OpenTurn, (EngineError, Option<SessionId>)>,
         is_found_again: bool,
@@ -488,7 +495,8 @@ impl ChatCall {
         opened.map_err(|(error, _)| error.into())
     }
 
-    /// The input of the turn, once its session is known. Its key stands for the session and the body.
+    /// The input of the turn, once its session is known. Its key stands for the session and the
+    /// body.
     fn turn_input(
         &self,
         app: &App,
@@ -497,6 +505,7 @@ impl ChatCall {
     ) -> impl FnOnce(SessionId) -> TurnInput + Send + 'static {
         let (asked, body, agent) = (self.asked.clone(), self.fingerprint(), agent.clone());
         let (task, credential) = (self.task, self.credential.clone());
+        let call_credential = self.own_key.as_ref().map(Arc::downgrade);
         let (decides_elsewhere, arrived) = (self.decides_elsewhere, self.arrived);
         let one_at_a_time = self.one_at_a_time;
         let config = config_of(&app.options.agents.get(), &agent);
@@ -512,6 +521,7 @@ impl ChatCall {
             task,
             message,
             credential,
+            call_credential,
             config,
             decides_elsewhere,
             one_at_a_time,
@@ -519,8 +529,8 @@ impl ChatCall {
         }
     }
 
-    /// The body as far as an idempotency key stands for it: a client may ask for the same turn as a stream, or
-    /// whole.
+    /// The body as far as an idempotency key stands for it: a client may ask for the same turn as a
+    /// stream, or whole.
     fn fingerprint(&self) -> Vec<u8> {
         let members = serde_json::from_slice::<BTreeMap<String, Raw>>(&self.body);
         members.map_or_else(
@@ -532,8 +542,8 @@ impl ChatCall {
         )
     }
 
-    /// A session of this app and agent, for the user of the key, the one of the header, or the one that the body
-    /// names.
+    /// A session of this app and agent, for the user of the key, the one of the header, or the one
+    /// that the body names.
     pub(crate) fn new_session(
         &self,
         app_name: &str,
@@ -581,7 +591,8 @@ impl ChatCall {
         Ok(())
     }
 
-    /// The parts of a reply that a caller without a session gets. It runs only tools that it brought.
+    /// The parts of a reply that a caller without a session gets. It runs only tools that it
+    /// brought.
     fn reply_parts(&self, has_session: bool) -> ReplyParts {
         ReplyParts {
             calls: !has_session && self.brings_tools,
@@ -590,7 +601,8 @@ impl ChatCall {
         }
     }
 
-    /// The time until which a pause is waited for: none without a session, to which the client could return.
+    /// The time until which a pause is waited for: none without a session, to which the client
+    /// could return.
     fn deadline(&self, has_session: bool) -> Instant {
         if has_session {
             self.wait_until
@@ -644,8 +656,8 @@ impl ChatCall {
         found.ok_or_else(|| self.unknown_agent(book, name, own))
     }
 
-    /// Drops the body of the call when its turn is open, and gives its memory back. A turn without a session has
-    /// the texts of all of it in a session in memory, until the call ends.
+    /// Drops the body of the call when its turn is open, and gives its memory back. A turn without
+    /// a session has the texts of all of it in a session in memory, until the call ends.
     fn drop_body(&mut self, turn: &ChatTurn) {
         self.body = Bytes::new();
         self.asked.slot.release_values();
@@ -755,6 +767,7 @@ impl ChatCall {
             wants_debug: self.wants_debug,
             extras,
             asked: self.asked,
+            own_key: self.own_key,
             base: self.base,
             pieces,
             drafted: DraftedText::default(),
@@ -768,8 +781,8 @@ impl ChatCall {
     }
 }
 
-/// Fails if a turn has ended without an answer, or is paused and its client cannot come back: it has a session in
-/// memory.
+/// Fails if a turn has ended without an answer, or is paused and its client cannot come back: it
+/// has a session in memory.
 async fn require_answer(
     app: &App,
     turn: &TurnHandle,
@@ -845,8 +858,8 @@ fn wait_of(headers: &HeaderMap) -> Result<Duration, Problem> {
     })
 }
 
-/// Whether a call asks for the hidden items of its turn. A caller without the right is refused before anything
-/// happens: an answer without the items would look like a turn without any.
+/// Whether a call asks for the hidden items of its turn. A caller without the right is refused
+/// before anything happens: an answer without the items would look like a turn without any.
 fn wants_debug(
     headers: &HeaderMap,
     asked: &CallContext,

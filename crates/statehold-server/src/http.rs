@@ -3,7 +3,10 @@
 pub mod accept;
 pub(crate) mod body;
 pub(crate) mod call;
+pub(crate) mod core_lookups;
 pub(crate) mod delivery;
+pub(crate) mod dial_caller;
+pub(crate) mod error_form;
 pub mod json;
 pub(crate) mod metrics;
 pub mod problem;
@@ -12,4 +15,3 @@ pub mod seal;
 pub(crate) mod shares;
 pub(crate) mod sse;
 pub(crate) mod turn_failure;
-pub(crate) mod vouched;

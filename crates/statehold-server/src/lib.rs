@@ -69,7 +69,7 @@ pub fn router(engine: Engine, sealer: Sealer, options: ServerOptions, metrics: M
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn_with_state(
             app.clone(),
-            http::vouched::vouch,
+            http::dial_caller::identify,
         ))
         .layer(middleware::from_fn_with_state(app.clone(), observe))
         .layer(CatchPanicLayer::custom(|_| {

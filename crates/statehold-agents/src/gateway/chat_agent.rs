@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use http::StatusCode;
 use serde_json::{Value, json};
 use statehold_core::ids::RequestId;
+use statehold_core::name::Name;
 use statehold_engine::bodies::Raw;
 use statehold_engine::stage::StageStatus;
 
@@ -32,7 +33,8 @@ use crate::spec::ChatMemory;
 use crate::turn::{Agent, TurnAnswer, TurnError};
 
 /// How many bytes of an answer are held back until it is clear that the agent has not paused: the text
-/// of a paused answer addresses the agent's own users.
+/// of a paused answer addresses the agent's own users, and is no part of the answer here. Only for agents
+/// that keep sessions or are declared to pause: the answers of all others are streamed at once.
 const HELD_BACK_BYTES: usize = 2 * 1024;
 
 /// An agent behind chat completions or DIAL.
@@ -47,6 +49,16 @@ enum MemoryMode<'a> {
     Local,
     Stateless,
     Remote(&'a RemoteSession),
+}
+
+impl MemoryMode<'_> {
+    /// How many bytes of an answer are held back.
+    fn held_back_bytes(&self, may_pause: bool) -> usize {
+        match self {
+            Self::Local | Self::Stateless if !may_pause => 0,
+            Self::Local | Self::Stateless | Self::Remote(_) => HELD_BACK_BYTES,
+        }
+    }
 }
 
 #[async_trait]
@@ -177,7 +189,10 @@ impl ChatAgent {
         decisions: DecisionBatch,
     ) -> Result<AgentReply, TurnError> {
         let step_input = step_input(&run.input, &decisions.deliveries);
-        let endpoint = self.service.endpoint(run);
+        let endpoint = match &prepared {
+            Some(_) => Some(self.service.endpoint(run).await?),
+            None => None,
+        };
         let (here, number) = (run.request.ids, run.steps_taken());
         let user = run.request.user().await?.to_string();
         let (sink, export) = (run.draft_sink(), run.spec.export.clone());
@@ -185,15 +200,15 @@ impl ChatAgent {
         let stages = stages.then(|| StageMirror::new(run.stages.clone()));
         let conversation = self.service.conversation_header(&run.input);
         let parameters = self.service.parameters(&run.input);
+        let (agent, may_pause) = (run.spec.name.clone(), run.spec.pauses);
         let work = async move {
-            let (prepared, endpoint) = (prepared.ok_or_else(not_prepared)?, endpoint?);
+            let (prepared, endpoint) = prepared.zip(endpoint).ok_or_else(not_prepared)?;
             let session = match mode {
-                MemoryMode::Local if self.service.knows_our_session() => SessionHeader::Local,
+                MemoryMode::Local if self.service.sends_local_session_id() => SessionHeader::Local,
                 MemoryMode::Local | MemoryMode::Stateless => SessionHeader::Absent,
                 MemoryMode::Remote(remote) => SessionHeader::Remote(remote.session.as_deref()),
             };
             let mut extra = prepared.extra;
-            extra.extend(parameters);
             let mut asked = json!({});
             if let MemoryMode::Remote(_) = mode {
                 extra.insert("user".to_owned(), Value::from(user.as_str()));
@@ -215,13 +230,9 @@ impl ChatAgent {
                 headers,
                 stream: true,
             };
-            self.service.adapt(&mut call);
-            let held_back = match mode {
-                MemoryMode::Remote(_) => HELD_BACK_BYTES,
-                MemoryMode::Local | MemoryMode::Stateless => 0,
-            };
+            self.service.adapt(&mut call, parameters);
             let mut writer = ReplyWriter {
-                text: HoldbackWriter::new(sink, held_back),
+                text: HoldbackWriter::new(sink, mode.held_back_bytes(may_pause)),
                 stages,
             };
             let notice = notice_in(&prepared.notes);
@@ -255,6 +266,8 @@ impl ChatAgent {
             let paused = agent_reply.pause()?;
             if paused.is_none() {
                 writer.text.flush();
+            } else if mode.held_back_bytes(may_pause) == 0 && writer.text.has_passed() {
+                warn_of_streamed_words(&agent);
             }
             let mut private = None;
             if let MemoryMode::Remote(remote) = mode {
@@ -307,6 +320,14 @@ impl ChatAgent {
 fn step_input(input: &AgentMessage, deliveries: &[DecisionDelivery]) -> Vec<u8> {
     let parts = (&input.content, &input.attachments, deliveries);
     raw(&parts).get().as_bytes().to_vec()
+}
+
+/// Tells the operator that clients may have read words of a paused answer.
+fn warn_of_streamed_words(agent: &Name) {
+    tracing::warn!(
+        %agent,
+        "the agent waits for a person, and its words before that were streamed; set `pauses = true` for it"
+    );
 }
 
 fn is_forbidden(error: &EndpointError) -> bool {

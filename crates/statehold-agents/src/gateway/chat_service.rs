@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use http::header::{self, HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
-use statehold_engine::Credential;
+use statehold_engine::CallCredential;
 use statehold_engine::bodies::Raw;
 
 use super::pause::{DecisionDelivery, decision_words};
@@ -14,10 +14,14 @@ use crate::chat::{ChatEndpoint, ChatReply, ChatTarget, CompletionRequest};
 use crate::http::EndpointError;
 use crate::message::AgentMessage;
 use crate::runner::AgentRun;
-use crate::spec::{ChatMemory, DialSpec, OpenaiSpec, SecretHeader};
+use crate::spec::{ChatMemory, DIAL_AUDIENCE, DialSpec, OpenaiSpec, SecretHeader};
 use crate::turn::TurnError;
 
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
+/// The words of a hold for a key.
+const KEY_TITLE: &str = "The key of the call is needed again";
+const KEY_MESSAGE: &str =
+    "The agent is called with the key of a call, and the call that brought one has ended.";
 const CONVERSATION: HeaderName = HeaderName::from_static("x-conversation-id");
 
 /// The service of a chat agent.
@@ -44,7 +48,7 @@ impl ChatService {
 
     /// Whether `x-statehold-session` of a call that the agent does not remember has our session. An application of DIAL
     /// may be another Statehold, also behind Core, which passes headers on: it would look for our session among its own.
-    pub(super) fn knows_our_session(&self) -> bool {
+    pub(super) fn sends_local_session_id(&self) -> bool {
         matches!(self, Self::Openai(_))
     }
 
@@ -53,7 +57,29 @@ impl ChatService {
         matches!(self, Self::Openai(_))
     }
 
-    pub(super) fn endpoint(&self, run: &AgentRun) -> Result<ChatEndpoint, TurnError> {
+    /// The key that the caller brought for this service, if the agent has none of its own. If the turn began with
+    /// such a key, and it is gone, the turn waits for another one.
+    async fn callers_key(&self, run: &AgentRun) -> Result<Option<Arc<CallCredential>>, TurnError> {
+        let Self::Dial(spec) = self else {
+            return Ok(None);
+        };
+        if has_own_key(spec) || run.credential.is_some() {
+            return Ok(None);
+        }
+        let lent = run.request.lent_credential(DIAL_AUDIENCE).await?;
+        if lent.is_some() {
+            return Ok(lent);
+        }
+        let words = (KEY_TITLE, KEY_MESSAGE);
+        match run.await_credential(DIAL_AUDIENCE, words).await? {
+            Some(paused) => Err(paused),
+            None => Ok(None),
+        }
+    }
+
+    /// The address and the headers of a call.
+    pub(super) async fn endpoint(&self, run: &AgentRun) -> Result<ChatEndpoint, TurnError> {
+        let callers_key = self.callers_key(run).await?;
         let (base_url, target, credential, headers) = match self {
             Self::Openai(spec) => (
                 &spec.base_url,
@@ -65,7 +91,7 @@ impl ChatService {
                 &spec.base_url,
                 ChatTarget::Deployment(spec.deployment.clone()),
                 None,
-                dial_headers(spec, run)?,
+                dial_headers(spec, run, callers_key.as_deref())?,
             ),
         };
         Ok(ChatEndpoint {
@@ -91,7 +117,7 @@ impl ChatService {
         Some((CONVERSATION, value))
     }
 
-    /// The parameters that a caller of DIAL set.
+    /// The fields of a call of DIAL that its surface does not read, of a caller whom the agent trusts.
     pub(super) fn parameters(&self, input: &AgentMessage) -> Map<String, Value> {
         match self {
             Self::Openai(_) => Map::new(),
@@ -99,12 +125,13 @@ impl ChatService {
         }
     }
 
-    /// Gives a call the form of the service.
-    pub(super) fn adapt(&self, call: &mut CompletionRequest) {
+    /// Gives a call the form of the service, with the fields of a trusted caller.
+    pub(super) fn adapt(&self, call: &mut CompletionRequest, trusted: Map<String, Value>) {
         if let Self::Dial(_) = self {
             let messages = std::mem::take(&mut call.messages).into_iter();
             call.messages = messages.map(dial_form::message).collect();
             call.extra = dial_form::parameters(std::mem::take(&mut call.extra));
+            call.extra.extend(dial_form::trusted_fields(trusted));
         }
     }
 
@@ -151,22 +178,31 @@ impl ChatService {
     }
 }
 
+/// Whether an agent has a key of its own.
+fn has_own_key(spec: &DialSpec) -> bool {
+    spec.credential.is_some() || spec.headers.iter().any(|header| header.name == API_KEY)
+}
+
 /// The headers of every call to DIAL. The key that the caller sent with this call goes on to the agents below it if
 /// the agent has no key of its own, and with it the token of the user.
-fn dial_headers(spec: &DialSpec, run: &AgentRun) -> Result<Vec<SecretHeader>, TurnError> {
+fn dial_headers(
+    spec: &DialSpec,
+    run: &AgentRun,
+    callers_key: Option<&CallCredential>,
+) -> Result<Vec<SecretHeader>, TurnError> {
     let mut headers = spec.headers.clone();
-    let has_own = spec.credential.is_some() || headers.iter().any(|header| header.name == API_KEY);
-    let caller = run.credential.as_ref().filter(|_| !has_own);
-    if let Some(key) = spec.credential.clone().or(caller.cloned()) {
+    let lent = callers_key.map(|lent| &lent.secret);
+    let brought = run.credential.as_ref().or(lent);
+    let brought = brought.filter(|_| !has_own_key(spec));
+    if let Some(key) = spec.credential.as_ref().or(brought) {
         headers.retain(|header| header.name != API_KEY);
-        headers.extend(SecretHeader::new(API_KEY, key));
-    } else if !has_own {
+        headers.extend(SecretHeader::new(API_KEY, key.clone()));
+    } else if !has_own_key(spec) {
         let message = "the agent needs a key, and the call brought none: call it through DIAL, or set \
-                       `credential_env` of the agent. The key of a call is forgotten when its turn waits for a \
-                       person, and at a restart";
+                       `credential_env` of the agent";
         return Err(TurnError::failed("agent_key_missing", message));
     }
-    let token = caller.and_then(Credential::token);
+    let token = callers_key.and_then(|lent| lent.companion.clone());
     if let Some(token) = token {
         headers.retain(|header| header.name != header::AUTHORIZATION);
         headers.extend(SecretHeader::new(header::AUTHORIZATION, token));

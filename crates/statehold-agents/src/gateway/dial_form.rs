@@ -1,4 +1,5 @@
-//! The form of calls to DIAL: its agents refuse members that they do not know. State is opaque and passes as it is.
+//! The form of calls to DIAL: its agents refuse members that they do not know. State is opaque and
+//! passes as it is.
 
 use std::collections::BTreeMap;
 
@@ -50,6 +51,16 @@ const PARAMETERS: [&str; 21] = [
     "custom_fields",
 ];
 
+/// The fields of a call that this server writes itself. One answer is asked for.
+const OWN_FIELDS: [&str; 6] = [
+    "messages",
+    "model",
+    "n",
+    "statehold",
+    "stream",
+    "stream_options",
+];
+
 /// An attachment, without its place in a list.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct DialAttachment {
@@ -75,7 +86,8 @@ impl DialAttachment {
         serde_json::from_str(text.get()).ok()
     }
 
-    /// The attachment as agents take it: with its data or with an address, never both. None if it has neither.
+    /// The attachment as agents take it: with its data or with an address, never both. None if it
+    /// has neither.
     fn into_sent(mut self) -> Option<Self> {
         if self.data.is_some() {
             self.url = None;
@@ -105,7 +117,8 @@ impl DialAttachment {
     }
 }
 
-/// The attachments of an answer, in order and without their indices. One that cannot be read is left out.
+/// The attachments of an answer, in order and without their indices. One that cannot be read is
+/// left out.
 pub(super) fn merged_attachments(streamed: &[Raw]) -> Vec<Raw> {
     let mut all: Vec<DialAttachment> = Vec::new();
     let mut places = BTreeMap::new();
@@ -151,6 +164,14 @@ pub(super) fn message(message: Raw) -> Raw {
 /// The parameters of a caller that DIAL knows.
 pub(super) fn parameters(mut given: Map<String, Value>) -> Map<String, Value> {
     given.retain(|name, value| PARAMETERS.contains(&name.as_str()) && !value.is_null());
+    given
+}
+
+/// The fields of a caller whom the agent trusts. They go on also if DIAL does not know them: an
+/// application may take further ones, and one that refuses them refuses such a caller without this
+/// server as well.
+pub(super) fn trusted_fields(mut given: Map<String, Value>) -> Map<String, Value> {
+    given.retain(|name, value| !OWN_FIELDS.contains(&name.as_str()) && !value.is_null());
     given
 }
 

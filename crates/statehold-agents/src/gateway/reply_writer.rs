@@ -53,6 +53,11 @@ impl<S: Fn(&str)> HoldbackWriter<S> {
         }
     }
 
+    /// Whether a chunk was passed on.
+    pub(super) fn has_passed(&self) -> bool {
+        self.held_back.is_none()
+    }
+
     /// Passes on the bytes that were held back.
     pub(super) fn flush(&mut self) {
         if let Some(held_back) = self.held_back.take() {

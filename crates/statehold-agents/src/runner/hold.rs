@@ -5,7 +5,7 @@ use statehold_core::command::Rejection;
 use statehold_core::hold::{HoldKind, HoldStatus};
 use statehold_core::ids::{HoldId, ItemId};
 use statehold_engine::bodies::{DecisionBody, Raw, parse};
-use statehold_engine::{EngineError, HoldDetail, HoldSpec};
+use statehold_engine::{Audience, EngineError, HoldDetail, HoldSpec};
 
 use super::child::step_mismatch;
 use super::journal::StepKind;
@@ -39,9 +39,10 @@ impl AgentRun {
         &mut self,
         spec: HoldSpec,
     ) -> Result<Option<HoldDecision>, TurnError> {
-        // Skip reconcile holds: the server opened them, not the run.
+        // Skip holds that are no step of the run: the server opens reconcile holds, and a credential is asked for
+        // only where a call needs one that is gone.
         while let Some(known) = self.holds.pop_front() {
-            if known.hold.kind == HoldKind::Reconcile {
+            if matches!(known.hold.kind, HoldKind::Reconcile | HoldKind::Credential) {
                 continue;
             }
             if known.hold.kind != spec.kind {
@@ -55,6 +56,24 @@ impl AgentRun {
         opened.map_err(hold_refused)?;
         self.notify_hook(StepKind::Hold, CommitPhase::After);
         Ok(None)
+    }
+
+    /// Waits for a credential for agents of an audience in place of the one that the turn began with, which is
+    /// forgotten. Releases the lease. None if the turn began without one, or a person has refused to give one.
+    pub(crate) async fn await_credential(
+        &self,
+        audience: Audience,
+        (title, message): (&str, &str),
+    ) -> Result<Option<TurnError>, TurnError> {
+        if self.is_credential_refused || !self.request.began_with_credential(audience).await? {
+            return Ok(None);
+        }
+        self.notify_hook(StepKind::Hold, CommitPhase::Before);
+        let words = (title.to_owned(), message.to_owned());
+        let opened = self.request.open_credential_hold(audience, words).await;
+        opened.map_err(hold_refused)?;
+        self.notify_hook(StepKind::Hold, CommitPhase::After);
+        Ok(Some(self.release_lease().await))
     }
 }
 

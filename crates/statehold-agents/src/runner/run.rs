@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use statehold_core::command::Rejection;
 use statehold_core::digest::Digest;
-use statehold_core::hold::CallTarget;
+use statehold_core::hold::{CallTarget, HoldKind, HoldStatus};
 use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
@@ -127,6 +127,14 @@ fn is_root(started: &StoredRecord, id: RequestId) -> bool {
     })
 }
 
+/// Whether a person refused the credential that a hold asked for. None for holds of other kinds.
+fn refuses_credential(hold: &HoldDetail) -> Option<bool> {
+    let is_given = |status| matches!(status, HoldStatus::Approved | HoldStatus::Answered);
+    let closed = hold.closed.as_ref();
+    let is_refused = closed.is_some_and(|closed| !is_given(closed.decision.status));
+    (hold.hold.kind == HoldKind::Credential).then_some(is_refused)
+}
+
 /// Execution of one request.
 pub(crate) struct AgentRun {
     pub(crate) engine: Engine,
@@ -139,6 +147,8 @@ pub(crate) struct AgentRun {
     pub(crate) is_continued: bool,
     /// Credential sent with the request, or else the credential configured for the agent.
     pub(crate) credential: Option<Credential>,
+    /// Whether the person who was asked for a credential last refused to give one.
+    pub(super) is_credential_refused: bool,
     pub(crate) journal: Journal,
     /// Started child requests with their agents, in order.
     pub(super) children: VecDeque<(RequestId, Name)>,
@@ -213,13 +223,8 @@ impl AgentRun {
             | AgentKind::Router(_)
             | AgentKind::Pipeline(_) => claimed.service_credential,
         };
-        let is_other_service = matches!(
-            spec.kind,
-            AgentKind::Openai(_) | AgentKind::Conversations(_) | AgentKind::Analytics(_)
-        );
-        // A key that DIAL Core made for this call is for applications of DIAL alone.
-        let brought = claimed.credential;
-        let brought = brought.filter(|brought| !(is_other_service && brought.is_for_dial()));
+        let asked = claimed.holds.iter().rev();
+        let refused = asked.map(refuses_credential).find_map(|refused| refused);
         let mut children: VecDeque<(RequestId, Name)> = VecDeque::new();
         let mut failed_child = None;
         for child in earlier.children {
@@ -248,7 +253,8 @@ impl AgentRun {
             input,
             started_by,
             is_continued: !earlier.requests.is_empty(),
-            credential: brought.or(own),
+            credential: claimed.credential.or(own),
+            is_credential_refused: refused == Some(true),
             journal,
             children,
             failed_child,

@@ -5,17 +5,21 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
-use statehold_agents::spec::{AgentKind, DialSpec, FinalAnswer, ModelSpec, RouterSpec, Routing};
+use statehold_agents::spec::{
+    AgentKind, DIAL_AUDIENCE, DialSpec, FinalAnswer, ModelSpec, RouterSpec, Routing,
+};
+use statehold_core::hold::{DecisionKind, HoldKind};
 use statehold_core::ids::{RequestId, SessionId};
-use statehold_engine::Credential;
 use statehold_engine::api::turn::{DeliveryLog, TurnInput, UserMessage, open_turn};
 use statehold_engine::bodies::{AttachmentBody, ItemBody};
 use statehold_engine::policy::Policies;
+use statehold_engine::{CallCredential, Credential, HoldDetail, RequestDetail};
 use statehold_fakes::chat::{ModelReply, ScriptedModel, text as chat_text};
 use statehold_fakes::dial::{answer, custom, end, refusal, say, state, unended, whole};
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest, locked};
 
-use crate::rig::{Outcome, PATIENCE, Rig, agent, book, name, router};
+use crate::pause::asked;
+use crate::rig::{Outcome, PATIENCE, Rig, agent, book, error, name, router};
 use crate::world::{answer_of, dial, dial_with, said};
 
 /// JSON that parsers would not reproduce exactly, with indices that are the agent's own.
@@ -28,19 +32,51 @@ async fn app(
     FakeService::start(move |seen| refusal(seen).unwrap_or_else(|| answer(seen))).await
 }
 
-/// Asks as a client of DIAL, with its key.
-async fn ask_over_dial(
+/// The key of a call to the surface of DIAL, with the token of its user. Dropping it ends the call.
+fn call_key(text: &str) -> Arc<CallCredential> {
+    CallCredential::new(DIAL_AUDIENCE, key(text), Some(key("Bearer user-token")))
+}
+
+/// Says something to an agent as a client of DIAL. Returns the turn that it is about.
+async fn say_over_dial(
     rig: &Rig,
     (session, agent): (SessionId, &str),
-    data: &Value,
-    credential: &Credential,
+    (text, data): (&str, Option<&Value>),
+    call: &Arc<CallCredential>,
 ) -> RequestId {
-    let body = ItemBody {
-        content: Some(to_raw_value("hello").expect("text")),
-        data: Some(to_raw_value(data).expect("JSON")),
-        ..ItemBody::default()
+    let input = TurnInput {
+        call: rig.call(),
+        key: None,
+        session,
+        agent: name(agent),
+        task: None,
+        message: UserMessage {
+            text: text.to_owned(),
+            files: Vec::new(),
+            parts: Vec::new(),
+            data: data.map(|data| to_raw_value(data).expect("JSON")),
+        },
+        credential: None,
+        call_credential: Some(Arc::downgrade(call)),
+        config: None,
+        decides_elsewhere: false,
+        one_at_a_time: false,
+        arrived: std::time::Instant::now(),
     };
-    rig.ask_with(session, agent, (&body, &[]), credential).await
+    let log = Arc::new(DeliveryLog::new(rig.engine.now()));
+    let turn = open_turn(&rig.engine, &log, input, Vec::new()).await;
+    turn.expect("a turn").handle.request
+}
+
+/// Waits until a turn waits for people at its child, and returns the holds.
+async fn asked_below(rig: &Rig, request: RequestId) -> Vec<HoldDetail> {
+    let waits = rig.until(request, |detail| {
+        let live = detail.request.live();
+        live.is_some_and(|live| live.lease.is_none() && !live.children.is_empty())
+    });
+    let waits = waits.await;
+    let live = waits.request.live().expect("it waits");
+    asked(rig, *live.children.first().expect("a child")).await
 }
 
 fn key(text: &str) -> Credential {
@@ -168,10 +204,10 @@ async fn the_key_of_the_call_goes_on_below_a_coordinator_and_is_kept_nowhere() -
     let session = rig.session("front").await;
     let data = json!({"dial": {
         "conversation_id": "conversations/b/chat%201",
-        "parameters": {"temperature": 0, "custom_fields": {"configuration": {"a": 1}}, "n": 2, "more": 1},
+        "parameters": {"temperature": 0, "custom_fields": {"configuration": {"a": 1}}, "n": 2},
     }});
-    let credential = key("per-request-key").with_token(&key("Bearer user-token"));
-    let request = ask_over_dial(&rig, (session, "front"), &data, &credential).await;
+    let call = call_key("per-request-key");
+    let request = say_over_dial(&rig, (session, "front"), ("hello", Some(&data)), &call).await;
     let ended = rig.ended(request).await;
     assert_eq!(answer_of(&ended), "ok");
     let seen = &server.seen()[0];
@@ -226,8 +262,9 @@ async fn an_agent_with_a_key_of_its_own_gets_nothing_of_the_callers() -> Outcome
     let rig = Rig::new(vec![Arc::new(dial("gpa", &server))]).await;
     let runner = rig.runner().await;
     let session = rig.session("gpa").await;
-    let credential = key("per-request-key").with_token(&key("Bearer user-token"));
-    let request = ask_over_dial(&rig, (session, "gpa"), &json!({"dial": {}}), &credential).await;
+    let call = call_key("per-request-key");
+    let data = json!({"dial": {}});
+    let request = say_over_dial(&rig, (session, "gpa"), ("hello", Some(&data)), &call).await;
     answer_of(&rig.ended(request).await);
     let seen = &server.seen()[0];
     assert_eq!(seen.header("api-key"), Some("own-key"));
@@ -311,6 +348,36 @@ async fn a_caller_who_keeps_the_history_gets_everything_through_that_dial_knows(
 }
 
 #[tokio::test]
+async fn fields_of_a_trusted_caller_go_on_also_if_dial_does_not_know_them() -> Outcome {
+    let server = FakeService::start(|_| answer(vec![say("ok")])).await;
+    let rig = Rig::new(vec![Arc::new(dial("gpa", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
+    // The surface writes them only for an agent that trusts its callers.
+    let parameters = json!({
+        "temperature": 0, "newer": {"index": 1, "a": null}, "top_p": null,
+        "n": 2, "messages": [], "stream": false, "statehold": {"decisions": []},
+    });
+    let data = json!({"dial": {"parameters": parameters}});
+    let call = call_key("per-request-key");
+    let request = say_over_dial(&rig, (session, "gpa"), ("hi", Some(&data)), &call).await;
+    assert_eq!(answer_of(&rig.ended(request).await), "ok");
+    assert_eq!(
+        server.seen()[0].json(),
+        json!({
+            "messages": [{"role": "user", "content": "hi"}],
+            "newer": {"index": 1, "a": null},
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "temperature": 0,
+        })
+    );
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_last_chunk_has_the_end_and_the_usage_at_once() -> Outcome {
     let server = app(|_| unended(vec![say("yes"), end()])).await;
     let rig = Rig::new(vec![Arc::new(dial("gpa", &server))]).await;
@@ -328,7 +395,7 @@ async fn the_last_chunk_has_the_end_and_the_usage_at_once() -> Outcome {
     Ok(())
 }
 
-/// The key of a call is forgotten when its turn begins to wait. The call that decides brings another one.
+/// The key of a call is forgotten when the call ends. The call that decides brings another one.
 #[tokio::test]
 async fn a_turn_goes_on_with_the_key_of_the_call_that_decides() -> Outcome {
     let server = app(|seen| match seen.said().as_str() {
@@ -345,43 +412,165 @@ async fn a_turn_goes_on_with_the_key_of_the_call_that_decides() -> Outcome {
     .await;
     let runner = rig.runner().await;
     let session = rig.session("front").await;
+    let desk = (session, "front");
+    let first = call_key("first-key");
+    let request = say_over_dial(&rig, desk, ("go", None), &first).await;
+    asked_below(&rig, request).await;
+    drop(first);
+    let second = call_key("second-key");
+    let answered = say_over_dial(&rig, desk, ("the red one", None), &second).await;
+    assert_eq!(answered, request);
+    assert_eq!(answer_of(&rig.ended(request).await), "the red one");
+    let seen = server.seen();
+    let keys: Vec<_> = seen.iter().map(|seen| seen.header("api-key")).collect();
+    assert_eq!(keys, [Some("first-key"), Some("second-key")]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// An application that waits for an approval, then says what was decided.
+async fn approving() -> FakeService {
+    app(|seen| {
+        let body = seen.json();
+        let last = body["messages"].as_array().and_then(|all| all.last()).expect("a message");
+        if last["custom_content"]["state"]["statehold"]["decisions"].is_array() {
+            return answer(vec![say(&format!("So: {}", seen.said()))]);
+        }
+        answer(vec![state(
+            r#"{"statehold":{"status":"paused","holds":[{"id":"a","kind":"approval","title":"Pay?"}]}}"#,
+        )])
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_decision_from_elsewhere_waits_for_a_key_and_the_next_call_brings_one() -> Outcome {
+    let server = approving().await;
+    let rig = Rig::new(vec![
+        Arc::new(dial_with("gpa", &server, None)),
+        router("front", &[(".", "gpa")], &["gpa"]),
+    ])
+    .await;
+    let runner = rig.runner().await;
+    let session = rig.session("front").await;
+    let desk = (session, "front");
+    let first = call_key("first-key");
+    let request = say_over_dial(&rig, desk, ("pay", None), &first).await;
+    let holds = asked_below(&rig, request).await;
+    drop(first);
+    rig.decide(&holds[0], DecisionKind::Approve, None).await;
+    let waiting = rig.until(request, |detail| detail.request.live().is_some());
+    let child = *waiting
+        .await
+        .request
+        .live()
+        .expect("it waits")
+        .children
+        .first()
+        .expect("a child");
+    let asks_for_key = |detail: &RequestDetail| {
+        let mut holds = detail.holds.iter();
+        holds.any(|hold| hold.hold.kind == HoldKind::Credential && hold.closed.is_none())
+    };
+    rig.until(child, asks_for_key).await;
+    assert_eq!(server.seen().len(), 1);
+    let second = call_key("second-key");
+    let answered = say_over_dial(&rig, desk, ("and?", None), &second).await;
+    assert_eq!(answered, request);
+    assert_eq!(answer_of(&rig.ended(request).await), "So: approve");
+    let seen = server.seen();
+    let keys: Vec<_> = seen.iter().map(|seen| seen.header("api-key")).collect();
+    assert_eq!(keys, [Some("first-key"), Some("second-key")]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_may_be_given_as_an_answer_or_refused() -> Outcome {
+    for is_given in [true, false] {
+        let server = approving().await;
+        let rig = Rig::new(vec![Arc::new(dial_with("gpa", &server, None))]).await;
+        let runner = rig.runner().await;
+        let session = rig.session("gpa").await;
+        let first = call_key("first-key");
+        let request = say_over_dial(&rig, (session, "gpa"), ("pay", None), &first).await;
+        let holds = asked(&rig, request).await;
+        drop(first);
+        rig.decide(&holds[0], DecisionKind::Approve, None).await;
+        rig.until(request, |detail| detail.holds.len() == 2).await;
+        let holds = asked(&rig, request).await;
+        let hold = holds
+            .iter()
+            .find(|hold| hold.closed.is_none())
+            .expect("it asks");
+        assert_eq!(hold.hold.kind, HoldKind::Credential);
+        if is_given {
+            rig.decide(hold, DecisionKind::Respond, Some("given-key"))
+                .await;
+            assert_eq!(answer_of(&rig.ended(request).await), "So: approve");
+            let seen = server.seen();
+            assert_eq!(seen[1].header("api-key"), Some("given-key"));
+        } else {
+            rig.decide(hold, DecisionKind::Reject, None).await;
+            assert_eq!(
+                error(&rig.ended(request).await)["code"],
+                "agent_key_missing"
+            );
+            assert_eq!(server.seen().len(), 1);
+        }
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+/// The turn waits for two people. The call of the first one ends long before the second one decides.
+#[tokio::test]
+async fn a_credential_that_comes_while_the_turn_goes_on_waiting_is_not_kept() -> Outcome {
+    let server = app(|_| {
+        answer(vec![state(
+            r#"{"statehold":{"status":"paused","holds":[{"id":"q","kind":"question","title":"Which?"},{"id":"a","kind":"approval","title":"Pay?"}]}}"#,
+        )])
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(dial_with("gpa", &server, None))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
     let log = Arc::new(DeliveryLog::new(rig.engine.now()));
-    let input = |text: &str, credential: &str| TurnInput {
+    let input = |text: &str| TurnInput {
         call: rig.call(),
         key: None,
         session,
-        agent: name("front"),
+        agent: name("gpa"),
         task: None,
         message: UserMessage {
             text: text.to_owned(),
-            files: Vec::new(),
-            parts: Vec::new(),
-            data: None,
+            ..UserMessage::default()
         },
-        credential: Some(key(credential)),
+        credential: Some(key("of-the-caller")),
+        call_credential: None,
         config: None,
         decides_elsewhere: false,
         one_at_a_time: false,
         arrived: std::time::Instant::now(),
     };
-    let first = open_turn(&rig.engine, &log, input("go", "first-key"), Vec::new()).await?;
+    let first = open_turn(&rig.engine, &log, input("go"), Vec::new()).await?;
     let request = first.handle.request;
-    rig.until(request, |detail| {
-        let live = detail.request.live();
-        live.is_some_and(|live| live.lease.is_none() && !live.children.is_empty())
-    })
-    .await;
-    let second = open_turn(
-        &rig.engine,
-        &log,
-        input("the red one", "second-key"),
-        Vec::new(),
-    );
+    let holds = asked(&rig, request).await;
+    let second = open_turn(&rig.engine, &log, input("the red one"), Vec::new());
     assert_eq!(second.await?.handle.request, request);
-    assert_eq!(answer_of(&rig.ended(request).await), "the red one");
-    let seen = server.seen();
-    let keys: Vec<_> = seen.iter().map(|seen| seen.header("api-key")).collect();
-    assert_eq!(keys, [Some("first-key"), Some("second-key")]);
+    let approval = holds
+        .iter()
+        .find(|hold| hold.hold.kind == HoldKind::Approval);
+    rig.decide(approval.expect("an approval"), DecisionKind::Reject, None)
+        .await;
+    assert_eq!(
+        error(&rig.ended(request).await)["code"],
+        "agent_key_missing"
+    );
+    assert_eq!(server.seen().len(), 1);
     runner.stop().await;
     rig.engine.shut_down().await;
     Ok(())
@@ -426,7 +615,9 @@ async fn in_front_of_an_unchanged_agent_its_state_is_taken_off_the_wire_and_give
     let session = rig.session("keeper").await;
     for (credential, expected) in [("key-1", "call 1"), ("key-2", "call 2")] {
         let data = json!({"dial": {}});
-        let request = ask_over_dial(&rig, (session, "keeper"), &data, &key(credential)).await;
+        let call = call_key(credential);
+        let words = (credential, Some(&data));
+        let request = say_over_dial(&rig, (session, "keeper"), words, &call).await;
         let ended = rig.ended(request).await;
         assert_eq!(answer_of(&ended), expected);
         // The answer that its client gets has no state.

@@ -13,7 +13,8 @@ use statehold_engine::{HoldDetail, testing};
 use statehold_fakes::chat::{streamed, streamed_with};
 use statehold_fakes::conversations::Conversations;
 use statehold_fakes::dial;
-use statehold_fakes::{FakeService, ScriptedResponse, SeenRequest};
+use statehold_fakes::{BodyStep, FakeService, ScriptedResponse, SeenRequest};
+use tokio::sync::Notify;
 
 use crate::rig::{Outcome, Rig, error, name, router};
 use crate::world::{answer_of, chat, conversations};
@@ -538,6 +539,55 @@ async fn an_application_of_dial_pauses_in_its_state_and_reads_the_decision_in_th
     assert_eq!(server.seen().len(), 2);
     runner.stop().await;
     rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// Its words before a pause address its own users, and are no part of the answer here.
+#[tokio::test]
+async fn the_words_of_an_application_that_is_declared_to_pause_are_streamed_when_it_does_not()
+-> Outcome {
+    let followed = Arc::new(Notify::new());
+    let gate = Arc::clone(&followed);
+    let server = FakeService::start(move |seen| {
+        let body = seen.json();
+        let last = body["messages"].as_array().and_then(|all| all.last()).expect("a message");
+        if last["custom_content"]["state"]["statehold"]["decisions"].is_array() {
+            return dial::answer(vec![dial::say("Paid"), dial::say(", all of it.")]);
+        }
+        dial::answer(vec![
+            BodyStep::Until(Arc::clone(&gate)),
+            dial::say("Open http://internal.test to approve."),
+            dial::state(r#"{"statehold":{"status":"paused","holds":[{"id":"a","kind":"approval","title":"Pay?"}]}}"#),
+        ])
+    })
+    .await;
+    for pauses in [true, false] {
+        let mut spec = crate::world::dial("gpa", &server);
+        spec.pauses = pauses;
+        let rig = Rig::new(vec![Arc::new(spec)]).await;
+        let runner = rig.runner().await;
+        let session = rig.session("gpa").await;
+        let request = rig.ask(session, "gpa", "pay").await;
+        let mut draft = rig.engine.follow_draft(request);
+        followed.notify_one();
+        let mut streamed = String::new();
+        if !pauses {
+            streamed = draft.next().await.expect("its words");
+        }
+        let holds = asked(&rig, request).await;
+        rig.decide(&holds[0], DecisionKind::Approve, None).await;
+        assert_eq!(answer_of(&rig.ended(request).await), "Paid, all of it.");
+        while let Some(piece) = draft.next().await {
+            streamed.push_str(&piece);
+        }
+        if pauses {
+            assert_eq!(streamed, "Paid, all of it.");
+        } else {
+            assert!(streamed.starts_with("Open http"), "{streamed}");
+        }
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
     Ok(())
 }
 

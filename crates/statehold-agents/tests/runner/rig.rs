@@ -52,6 +52,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind) -> Arc<AgentSpec> {
         stages: StageDetail::default(),
         state_format: StateFormat::default(),
         brief_on_loss: false,
+        pauses: false,
         digest: Digest::sha256(text.as_bytes()),
     })
 }

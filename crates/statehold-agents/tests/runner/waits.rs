@@ -127,6 +127,7 @@ async fn said(
             ..UserMessage::default()
         },
         credential: None,
+        call_credential: None,
         config: None,
         decides_elsewhere: false,
         one_at_a_time: false,

@@ -44,7 +44,7 @@ use crate::commit::payloads::Payloads;
 use crate::commit::write::SessionWrite;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::guard::credentials::Credential;
+use crate::guard::credentials::{Audience, CallCredentialRef, Credential};
 use crate::guard::rights::Act;
 use crate::locks::KeyLock;
 
@@ -83,6 +83,8 @@ pub struct TurnInput {
     pub message: UserMessage,
     /// A credential for the worker.
     pub credential: Option<Credential>,
+    /// A credential that is valid while the call is open.
+    pub call_credential: Option<CallCredentialRef>,
     /// The digest of the agent's declaration, if it has one: a failure is told again only under the same.
     pub config: Option<Digest>,
     /// Whether people decide holds in another place than this chat: no message answers a question.
@@ -110,6 +112,7 @@ impl TurnInput {
             content: Some(raw_text(&self.message.text)),
             data: self.message.data.clone(),
             had_credential: self.credential.is_some(),
+            credential_audience: self.audience().map(|audience| audience.word().to_owned()),
             parts: self.message.parts.clone(),
             ..ItemBody::default()
         };
@@ -128,6 +131,12 @@ impl TurnInput {
             state: StatePatch::default(),
             output: None,
         })
+    }
+
+    /// The audience of the credential of the call, while that is open.
+    fn audience(&self) -> Option<Audience> {
+        let lent = self.call_credential.as_ref()?.upgrade()?;
+        Some(lent.audience())
     }
 
     fn handle(&self, host: &Engine, engine: &Engine, turn: StartedTurn) -> TurnHandle {
@@ -493,6 +502,10 @@ async fn start_turn(
         let task = made.after.requests.get(&request)?.task;
         log.begin(session, request);
         log.note_config(request, input.config);
+        // Before an agent can begin to work.
+        if let Some(lent) = &input.call_credential {
+            engine.inner().credentials.lend(request, lent);
+        }
         let started_at = Some(made.record.content.at);
         Some(StartedTurn {
             request,

@@ -1,15 +1,19 @@
 //! Credentials of callers: in memory, attached to their request, never on disk.
 //!
-//! A claim hands three kinds of credential to a worker. The credential that came with a request lives
-//! until the request ends or its root first pauses, because a pause has no time limit. A person's answer
-//! to a `credential` hold goes to the next claim only. The configured credential of an agent lives as
-//! long as the process.
+//! A claim hands three kinds of credential to a worker. The credential that came with a request
+//! lives until the request ends or its root first pauses, because a pause has no time limit. A
+//! person's answer to a `credential` hold goes to the next claim only. The configured credential of
+//! an agent lives as long as the process.
 //!
-//! This module does not know whether a request once had a credential that is now gone: that fact must
-//! survive a restart.
+//! A fourth kind is valid only while the call that brought it is open, and only for one audience of
+//! agents. The call owns it ([`CallCredential`]); this table refers to it by the root of the turn,
+//! and no claim gets it.
+//!
+//! This module does not know whether a request once had a credential that is now gone: that fact
+//! must survive a restart.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 use statehold_core::command::Command;
@@ -30,17 +34,13 @@ use crate::shares::{PoolFull, Share, Shares};
 pub const CREDENTIAL_BYTES_MAX: usize = 8 * 1024;
 /// The maximum total size of all credentials, in bytes.
 const TOTAL_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// The roots whose calls may have ended, before the table of lent credentials is swept.
+const LENT_ROOTS_MIN: usize = 64;
 
-/// A secret of a caller, a person or a service. `Debug` does not print it, and dropping it wipes its
-/// memory.
+/// A secret of a caller, a person or a service. `Debug` does not print it, and dropping it wipes
+/// its memory.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Credential {
-    secret: Arc<Zeroizing<String>>,
-    /// The token of the user, which came beside the key of the call.
-    token: Option<Arc<Zeroizing<String>>>,
-    /// Whether DIAL Core made it for one call: it is for applications of DIAL, and for no other service.
-    is_for_dial: bool,
-}
+pub struct Credential(Arc<Zeroizing<String>>);
 
 impl Credential {
     /// A credential of 1 to 8192 bytes.
@@ -48,55 +48,17 @@ impl Credential {
         let text = Zeroizing::new(text);
         (1..=CREDENTIAL_BYTES_MAX)
             .contains(&text.len())
-            .then(|| Self {
-                secret: Arc::new(text),
-                token: None,
-                is_for_dial: false,
-            })
-    }
-
-    /// The same secret, as a key that DIAL Core made for one call.
-    #[must_use]
-    pub fn for_dial(self) -> Self {
-        Self {
-            is_for_dial: true,
-            ..self
-        }
-    }
-
-    /// Whether it is a key that DIAL Core made for one call.
-    pub fn is_for_dial(&self) -> bool {
-        self.is_for_dial
-    }
-
-    /// The same credential, with the token of the user that came beside it: the whole value of `Authorization`.
-    #[must_use]
-    pub fn with_token(self, token: &Self) -> Self {
-        Self {
-            token: Some(Arc::clone(&token.secret)),
-            ..self
-        }
-    }
-
-    /// The token of the user that came beside it.
-    pub fn token(&self) -> Option<Self> {
-        let secret = Arc::clone(self.token.as_ref()?);
-        Some(Self {
-            secret,
-            token: None,
-            is_for_dial: self.is_for_dial,
-        })
+            .then(|| Self(Arc::new(text)))
     }
 
     /// The bytes that it takes.
     fn bytes(&self) -> usize {
-        let token = self.token.as_ref();
-        self.secret.len() + token.map_or(0, |token| token.len())
+        self.0.len()
     }
 
     /// The secret itself. Use it only in the answer to a claim.
     pub fn expose(&self) -> &str {
-        &self.secret
+        &self.0
     }
 }
 
@@ -104,6 +66,85 @@ impl std::fmt::Debug for Credential {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Credential(…)")
     }
+}
+
+/// The agents that a credential of one call is for. A surface and a gateway share its word; the
+/// engine only compares it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Audience(&'static str);
+
+impl Audience {
+    /// The audience with this word.
+    pub const fn new(word: &'static str) -> Self {
+        Self(word)
+    }
+
+    pub(crate) fn word(self) -> &'static str {
+        self.0
+    }
+}
+
+/// A credential that is valid only while the call that brought it is open. The call owns it, and
+/// its turn refers to it: when the call ends, it is gone from memory, however long the turn goes
+/// on.
+#[derive(Debug)]
+pub struct CallCredential {
+    audience: Audience,
+    /// The credential.
+    pub secret: Credential,
+    /// A second one that goes with it.
+    pub companion: Option<Credential>,
+}
+
+impl CallCredential {
+    /// A credential for the agents of an audience.
+    pub fn new(audience: Audience, secret: Credential, companion: Option<Credential>) -> Arc<Self> {
+        Arc::new(Self {
+            audience,
+            secret,
+            companion,
+        })
+    }
+
+    pub(crate) fn audience(&self) -> Audience {
+        self.audience
+    }
+}
+
+/// A reference to the credential of a call.
+pub type CallCredentialRef = Weak<CallCredential>;
+
+/// The credentials of open calls, by the root of their turn.
+#[derive(Debug, Default)]
+struct LentCredentials {
+    roots: HashMap<RequestId, Vec<CallCredentialRef>>,
+    /// How many roots there may be before those without an open call are dropped.
+    swept_above: usize,
+}
+
+impl LentCredentials {
+    fn lend(&mut self, root: RequestId, lent: &CallCredentialRef) {
+        if self.roots.len() >= self.swept_above {
+            self.roots.retain(|_, lent| {
+                lent.retain(is_open);
+                !lent.is_empty()
+            });
+            self.swept_above = (2 * self.roots.len()).max(LENT_ROOTS_MIN);
+        }
+        let known = self.roots.entry(root).or_default();
+        known.retain(|known| is_open(known) && !known.ptr_eq(lent));
+        known.push(lent.clone());
+    }
+
+    /// The newest one for an audience.
+    fn find(&self, root: RequestId, audience: Audience) -> Option<Arc<CallCredential>> {
+        let mut lent = self.roots.get(&root)?.iter().rev();
+        lent.find_map(|lent| lent.upgrade().filter(|lent| lent.audience == audience))
+    }
+}
+
+fn is_open(lent: &CallCredentialRef) -> bool {
+    lent.strong_count() > 0
 }
 
 /// Where a credential came from.
@@ -121,6 +162,7 @@ pub enum CredentialSource {
 #[derive(Debug)]
 pub(crate) struct Credentials {
     kept: Lock<CredentialTable>,
+    lent: Lock<LentCredentials>,
     /// The bytes of all credentials.
     bytes: Shares,
     service: Lock<BTreeMap<Name, Credential>>,
@@ -130,6 +172,7 @@ impl Default for Credentials {
     fn default() -> Self {
         Self {
             kept: Lock::default(),
+            lent: Lock::default(),
             bytes: Shares::new(TOTAL_BYTES_MAX),
             service: Lock::default(),
         }
@@ -257,8 +300,9 @@ impl Credentials {
         })
     }
 
-    /// Keeps the credential of a caller who lets a turn go on: for the request whose hold a commit decides, and for
-    /// those that wait for it. What came with them was dropped when they paused.
+    /// Keeps the credential of a caller who lets a turn go on: for the request whose hold a commit
+    /// decides, and for those that wait for it. Their own were dropped when the turn paused. Keeps
+    /// nothing if the turn still waits for people: that has no time limit.
     pub(crate) fn keep_resumed(
         self: &Arc<Self>,
         (credential, caller): (&Credential, &Caller),
@@ -282,6 +326,9 @@ impl Credentials {
         };
         let after = &commit.after;
         let root = after.root_of(decided);
+        if !after.holds_below(root).is_empty() {
+            return Ok(pending);
+        }
         let mut next = Some(decided);
         while let Some(request) = next {
             let entry = self.counted((credential, caller), commit)?;
@@ -327,6 +374,16 @@ impl Credentials {
         self.kept.lock().take_answer(request)
     }
 
+    /// Lends the credential of a call to the turn that the call is about, until the call ends.
+    pub(crate) fn lend(&self, root: RequestId, lent: &CallCredentialRef) {
+        self.lent.lock().lend(root, lent);
+    }
+
+    /// The credential that an open call has lent to a turn, for agents of this audience.
+    pub(crate) fn lent(&self, root: RequestId, audience: Audience) -> Option<Arc<CallCredential>> {
+        self.lent.lock().find(root, audience)
+    }
+
     /// Removes all credentials of a request that has ended.
     pub(crate) fn drop_request(&self, request: RequestId) {
         let mut kept = self.kept.lock();
@@ -334,8 +391,8 @@ impl Credentials {
         drop(kept.take_answer(request));
     }
 
-    /// Removes the credentials that came with the requests of a root that ended or paused. Answers to
-    /// holds stay: people gave them during the pause, for the work after it.
+    /// Removes the credentials that came with the requests of a root that ended or paused. Answers
+    /// to holds stay: people gave them during the pause, for the work after it.
     pub(crate) fn drop_root(&self, root: RequestId) {
         let mut kept = self.kept.lock();
         for request in kept.roots.remove(&root).unwrap_or_default() {

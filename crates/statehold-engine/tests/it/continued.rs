@@ -26,6 +26,7 @@ async fn say_hello(rig: &Rig, log: &Arc<DeliveryLog>) -> RequestId {
             ..UserMessage::default()
         },
         credential: None,
+        call_credential: None,
         config: Some(Digest::sha256(b"a declaration")),
         decides_elsewhere: false,
         one_at_a_time: false,

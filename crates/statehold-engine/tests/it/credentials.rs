@@ -1,12 +1,17 @@
 //! Credentials live in memory: from the commit that brings them to a pause, an end or a claim.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use statehold_core::command::Command;
 use statehold_core::digest::Digest;
 use statehold_core::hold::{DecisionKind, HoldKind, NewDecision, NewHold};
 use statehold_core::ids::{HoldId, IdMint, RequestId};
-use statehold_engine::{Call, Claim, ClaimedRequest, Credential, CredentialSource, Payloads};
+use statehold_engine::api::turn::{DeliveryLog, TurnInput, UserMessage, open_turn};
+use statehold_engine::leased::LeasedRequest;
+use statehold_engine::{
+    Audience, Call, CallCredential, Claim, ClaimedRequest, Credential, CredentialSource, Payloads,
+};
 
 use crate::rig::{Rig, fenced, start_helper};
 
@@ -135,4 +140,72 @@ async fn a_credential_whose_commit_fails_is_forgotten() {
     assert!(start_with(&rig, "other").await);
     let claimed = claim(&rig).await;
     assert_eq!(shown(&claimed), Some(("other", CredentialSource::Caller)));
+}
+
+const AUDIENCE: Audience = Audience::new("theirs");
+
+fn of_call(text: &str) -> Arc<CallCredential> {
+    CallCredential::new(AUDIENCE, credential(text), None)
+}
+
+/// Says something to the helper, with the credential of a call.
+async fn say(rig: &Rig, text: &str, call: &Arc<CallCredential>) -> RequestId {
+    let input = TurnInput {
+        call: Call::by(rig.caller.clone()),
+        key: None,
+        session: rig.session,
+        agent: "helper".parse().expect("a name"),
+        task: None,
+        message: UserMessage {
+            text: text.to_owned(),
+            ..UserMessage::default()
+        },
+        credential: None,
+        call_credential: Some(Arc::downgrade(call)),
+        config: None,
+        decides_elsewhere: false,
+        one_at_a_time: false,
+        arrived: Instant::now(),
+    };
+    let log = Arc::new(DeliveryLog::new(rig.engine.now()));
+    let turn = open_turn(&rig.engine, &log, input, Vec::new()).await;
+    turn.expect("a turn").handle.request
+}
+
+/// The credential that agents of an audience get now.
+async fn lent(request: &LeasedRequest, audience: Audience) -> Option<String> {
+    let lent = request.lent_credential(audience).await;
+    lent.expect("the lease is there")
+        .map(|lent| lent.secret.expose().to_owned())
+}
+
+#[tokio::test]
+async fn the_credential_of_a_call_ends_with_the_call_and_goes_to_its_audience_alone() {
+    let rig = Rig::new(None).await;
+    let call = of_call("secret");
+    say(&rig, "hello", &call).await;
+    let claimed = claim(&rig).await;
+    assert_eq!(shown(&claimed), None, "no worker gets it");
+    let request = LeasedRequest::of(&rig.engine, &rig.caller, &claimed).expect("a lease");
+    assert_eq!(lent(&request, AUDIENCE).await.as_deref(), Some("secret"));
+    assert_eq!(lent(&request, Audience::new("others")).await, None);
+    drop(call);
+    assert_eq!(lent(&request, AUDIENCE).await, None);
+    let began_with = request.began_with_credential(AUDIENCE).await;
+    assert!(began_with.expect("it is read"));
+}
+
+#[tokio::test]
+async fn a_repeated_call_brings_its_credential_to_the_turn_that_it_attaches_to() {
+    let rig = Rig::new(None).await;
+    let (first, second) = (of_call("first"), of_call("second"));
+    let id = say(&rig, "hello", &first).await;
+    let claimed = claim(&rig).await;
+    let request = LeasedRequest::of(&rig.engine, &rig.caller, &claimed).expect("a lease");
+    assert_eq!(say(&rig, "hello", &second).await, id);
+    assert_eq!(lent(&request, AUDIENCE).await.as_deref(), Some("second"));
+    drop(second);
+    assert_eq!(lent(&request, AUDIENCE).await.as_deref(), Some("first"));
+    drop(first);
+    assert_eq!(lent(&request, AUDIENCE).await, None);
 }

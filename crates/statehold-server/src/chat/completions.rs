@@ -16,6 +16,7 @@ use http::HeaderMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use statehold_agents::spec::{AgentBook, ChatSessions, StateFormat};
+use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_engine::EngineError;
 use statehold_engine::api::json::{Raw, raw_bytes, to_body};
@@ -128,20 +129,20 @@ impl CompletionsCall {
                 let agent = call.declared(book, called, Some(&named.agent))?;
                 (Some((session, named)), agent)
             }
-            SessionChoice::New | SessionChoice::None | SessionChoice::Unsaid => {
+            SessionChoice::New | SessionChoice::None | SessionChoice::Unspecified => {
                 (None, call.declared(book, called, None)?)
             }
         };
         let spec = book.agent(&agent);
         let sessions = spec.map_or(ChatSessions::Auto, |spec| spec.sessions);
-        let is_unsaid = self.wanted == SessionChoice::Unsaid;
+        let is_unspecified = self.wanted == SessionChoice::Unspecified;
         // A caller that runs tools keeps the conversation itself.
-        let runs_tools = is_unsaid && self.chat.carries_tools();
+        let runs_tools = is_unspecified && self.chat.carries_tools();
         let mut carrier = {
             let refers = surface.refers || spec.is_some_and(|spec| spec.references);
             self.carrier(&agent, refers)
         };
-        let (place, owner) = if is_unsaid && !runs_tools {
+        let (place, owner) = if is_unspecified && !runs_tools {
             self.carried_place(app, &carrier).await?
         } else {
             (CarriedPlace::Nothing, None)
@@ -149,11 +150,11 @@ impl CompletionsCall {
         let is_plain = spec.is_some_and(|spec| spec.state_format == StateFormat::Plain);
         carrier.is_plain = surface.refers && is_plain;
         let carries_reference = !matches!(place, CarriedPlace::Nothing);
-        if is_unsaid && sessions == ChatSessions::Explicit && !carries_reference {
+        if is_unspecified && sessions == ChatSessions::Explicit && !carries_reference {
             return Err(agent_needs_session(&agent, surface));
         }
         let has_place = matches!(place, CarriedPlace::Reference { .. });
-        let keeps_none = is_unsaid && sessions == ChatSessions::None && !has_place;
+        let keeps_none = is_unspecified && sessions == ChatSessions::None && !has_place;
         if keeps_none || runs_tools || self.wanted == SessionChoice::None {
             return self
                 .begin_stateless(app, carrier, (&agent, message), path)
@@ -167,7 +168,7 @@ impl CompletionsCall {
             data: self
                 .dial
                 .as_ref()
-                .map(|dial| raw_bytes(&to_body(&OfDial { dial }))),
+                .map(|dial| raw_bytes(&to_body(&DialData { dial }))),
             ..message.user_message(path)?
         };
         carrier.wants_reference |= carries_reference && self.wants_reference.is_none();
@@ -186,7 +187,11 @@ impl CompletionsCall {
                 let turn = call.open_in_session(app, session, (&agent, message), decisions);
                 Box::pin(turn).await?
             }
-        } else if is_unsaid {
+        } else if let Some(session) = self.decided_session(&place) {
+            let decisions = self.chat.decisions().to_vec();
+            let turn = call.open_in_session(app, session, (&agent, message), decisions);
+            Box::pin(turn).await?
+        } else if is_unspecified {
             let new = self.new_session(&agent, owner)?;
             let new = (new, self.conversation(&agent, &message, place));
             let turn = call.open_in_recalled_session(app, new, (&agent, message), known);
@@ -197,6 +202,16 @@ impl CompletionsCall {
         };
         turn.extras.carrier = Some(carrier);
         Ok(turn)
+    }
+
+    /// The session that a reference names, for a call with decisions: they are about holds of that session.
+    fn decided_session(&self, place: &CarriedPlace) -> Option<SessionId> {
+        match place {
+            CarriedPlace::Reference { reference, .. } if !self.chat.decisions().is_empty() => {
+                Some(reference.session)
+            }
+            _ => None,
+        }
     }
 
     /// The carrier of the call.
@@ -371,7 +386,7 @@ fn wants_reference(headers: &HeaderMap) -> Result<Option<bool>, Problem> {
 
 /// The data of an input in a session, from a client of DIAL.
 #[derive(Serialize)]
-struct OfDial<'a> {
+struct DialData<'a> {
     dial: &'a RawValue,
 }
 

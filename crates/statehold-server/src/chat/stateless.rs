@@ -153,6 +153,7 @@ impl ChatCall {
             task: None,
             message,
             credential: self.credential.clone(),
+            call_credential: self.own_key.as_ref().map(Arc::downgrade),
             config,
             decides_elsewhere: false,
             one_at_a_time: false,

@@ -14,7 +14,7 @@ use statehold_engine::api::turn::{
     DeliveryReceipt, EarlierAnswer, ReplyParts, TurnEvent, TurnFollower, TurnHandle, TurnSnapshot,
 };
 use statehold_engine::stage::StageChange;
-use statehold_engine::{EngineError, HoldDetail};
+use statehold_engine::{CallCredential, EngineError, HoldDetail};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::SendError;
 use tokio::sync::oneshot;
@@ -67,6 +67,9 @@ pub(crate) struct StreamWriter<F> {
     pub(crate) reminder: Option<String>,
     /// The call: its memory for answers, and its API key, whose revocation ends the stream.
     pub(crate) asked: CallContext,
+    /// The key of the call, which ends with the stream.
+    #[expect(dead_code, reason = "it is only owned")]
+    pub(crate) own_key: Option<Arc<CallCredential>>,
     /// The address of the server, as the call names it.
     pub(crate) base: String,
     pub(crate) pieces: Sender<BodyPiece>,

@@ -3,7 +3,7 @@
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
-use http::{HeaderValue, StatusCode, header};
+use http::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use statehold_engine::api::json::to_body;
@@ -11,9 +11,9 @@ use statehold_engine::api::turn::DeliveryReceipt;
 use utoipa::ToSchema;
 
 use super::is_dial;
-use crate::http::delivery::{json, whole};
+use crate::http::delivery::json;
+use crate::http::error_form::{ErrorParts, translate_problem};
 use crate::http::problem::{Code, Problem};
-use crate::openai::errors::forbids_retry;
 
 /// An error.
 #[derive(Debug, Serialize, ToSchema)]
@@ -47,20 +47,19 @@ struct ErrorBody {
 
 impl ErrorOut {
     pub(crate) fn of(problem: &Problem) -> Self {
-        let mut more = (*problem.more).clone();
-        let param = more.remove("path");
-        let param = param.and_then(|path| path.as_str().map(str::to_owned));
-        // These fields have another meaning here.
-        for name in ["message", "type", "code", "param", "display_message"] {
-            more.remove(name);
-        }
+        let own = ["message", "type", "code", "param", "display_message"];
+        let ErrorParts {
+            message,
+            param,
+            more,
+        } = ErrorParts::of(problem, &own);
         Self {
             error: ErrorBody {
-                message: problem.detail.clone(),
+                display_message: Some(message.clone()),
+                message,
                 kind: kind_of(problem),
                 param,
                 code: code_of(problem),
-                display_message: Some(problem.detail.clone()),
                 more,
             },
         }
@@ -139,20 +138,10 @@ pub(crate) async fn translate(request: Request, next: Next) -> Response {
 
 /// Translates the problem of a response, if it has one that is not translated yet. The receipt is confirmed
 /// when the error has been delivered.
-pub(super) fn as_dial_error(mut response: Response, receipt: Option<DeliveryReceipt>) -> Response {
-    let Some(problem) = response.extensions_mut().remove::<Problem>() else {
-        return response;
-    };
-    let body = to_body(&ErrorOut::of(&problem));
-    let status = StatusCode::from_u16(status_of(&problem));
-    *response.status_mut() = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
-    let json = HeaderValue::from_static("application/json");
-    headers.insert(header::CONTENT_TYPE, json);
-    forbids_retry(&problem, headers);
-    *response.body_mut() = whole(body, receipt);
-    response
+pub(super) fn as_dial_error(response: Response, receipt: Option<DeliveryReceipt>) -> Response {
+    translate_problem(response, receipt, |problem| {
+        (status_of(problem), to_body(&ErrorOut::of(problem)))
+    })
 }
 
 #[cfg(test)]

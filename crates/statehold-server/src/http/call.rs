@@ -25,20 +25,19 @@ use tokio::sync::Semaphore;
 
 use crate::chat::FailedCalls;
 use crate::http::body::{BodyOwner, PARSERS_MAX};
+use crate::http::core_lookups::CoreLookups;
+use crate::http::dial_caller::DialUser;
 use crate::http::metrics::Metrics;
 use crate::http::problem::{Code, Problem};
 use crate::http::read_token;
 use crate::http::seal::Sealer;
 use crate::http::shares::{CallSlot, RateLimit, ServerShares};
-use crate::http::vouched::VouchedUser;
 use crate::mcp::LegacySessions;
 use crate::reload::Reload;
 use crate::ums::UmsOptions;
 
 /// The payloads of a page, unless one entry has more.
 const PAGE_BYTES_MAX: u64 = 1024 * 1024;
-/// How many callers DIAL Core is asked about at once.
-const CORE_LOOKUPS_MAX: usize = 64;
 /// How long a call waits for the memory of its answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -134,8 +133,8 @@ pub(crate) struct AppState {
     pub(crate) mcp_lists: crate::mcp::ListChanges,
     /// Turns without a session that failed a short time ago.
     pub(crate) failed_calls: FailedCalls,
-    /// Bounds how many callers DIAL Core is asked about at once.
-    pub(crate) core_lookups: Semaphore,
+    /// Bounds the questions to DIAL Core about callers.
+    pub(crate) core_lookups: CoreLookups,
     /// Bounds how many long bodies are parsed at once.
     pub(crate) body_parsers: Arc<Semaphore>,
 }
@@ -168,7 +167,7 @@ impl App {
             #[cfg(feature = "conformance")]
             mcp_lists: crate::mcp::ListChanges::default(),
             failed_calls: FailedCalls::default(),
-            core_lookups: Semaphore::new(CORE_LOOKUPS_MAX),
+            core_lookups: CoreLookups::default(),
             body_parsers: Arc::new(Semaphore::new(PARSERS_MAX)),
         }))
     }
@@ -176,8 +175,8 @@ impl App {
     /// Authenticates the caller. Also returns the key of the call.
     pub(crate) async fn authenticate(&self, parts: &Parts) -> Result<(Caller, KeyWatch), Problem> {
         let headers = &parts.headers;
-        if let Some(VouchedUser(user)) = parts.extensions.get() {
-            return self.holder_of_vouch(user).await;
+        if let Some(DialUser(user)) = parts.extensions.get() {
+            return self.caller_of_dial_user(user).await;
         }
         let secret = credential(headers)?;
         if let Some(text) = secret.filter(|secret| read_token::is_token(secret)) {
@@ -201,7 +200,7 @@ impl App {
     }
 
     /// The caller for whom DIAL Core vouches: the configured key, acting for the user.
-    async fn holder_of_vouch(&self, user: &str) -> Result<(Caller, KeyWatch), Problem> {
+    async fn caller_of_dial_user(&self, user: &str) -> Result<(Caller, KeyWatch), Problem> {
         let core = self.options.dial_core.as_ref();
         let secret = core.ok_or_else(unauthenticated)?.key().expose();
         let found = caller::authenticate(&self.engine, secret).await?;
@@ -247,11 +246,7 @@ pub(crate) fn unauthenticated() -> Problem {
 
 /// The credential of a call. Two different credentials are ambiguous and refused.
 fn credential(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
-    let bearer = text(headers, "authorization")?;
-    let bearer = bearer.map(|value| match value.split_at_checked(7) {
-        Some((scheme, secret)) if scheme.eq_ignore_ascii_case("bearer ") => secret.trim(),
-        _ => value,
-    });
+    let bearer = text(headers, "authorization")?.map(without_scheme);
     let api_key = text(headers, "api-key")?;
     match (bearer, api_key) {
         (Some(bearer), Some(key)) if bearer != key => Err(Problem::new(
@@ -261,6 +256,20 @@ fn credential(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
         (Some(one), _) | (None, Some(one)) => Ok(Some(one)),
         (None, None) => Ok(None),
     }
+}
+
+/// The value of `Authorization` without the scheme `Bearer`.
+fn without_scheme(value: &str) -> &str {
+    match value.split_at_checked(7) {
+        Some((scheme, secret)) if scheme.eq_ignore_ascii_case("bearer ") => secret.trim(),
+        _ => value,
+    }
+}
+
+/// Whether a header has a key or a read token of this server, and not one of somebody else.
+pub(crate) fn is_own_key(value: &str) -> bool {
+    let secret = without_scheme(value);
+    secret.starts_with(KEY_PREFIX) || read_token::is_token(secret)
 }
 
 /// A header as text. A repeated header is refused.
@@ -635,6 +644,20 @@ mod tests {
             let headers = with_authorization(value);
             let found = credential(&headers).ok().flatten();
             assert_eq!(found, Some("shk_1"), "{value}");
+        }
+    }
+
+    #[test]
+    fn a_key_of_this_server_begins_with_its_prefix_and_a_token_that_contains_it_is_foreign() {
+        for value in ["shk_1", "Bearer shk_1", "bearer  shk_1"] {
+            assert!(is_own_key(value), "{value}");
+        }
+        for value in [
+            "Bearer eyJhbGciOi.eyJzdWIiOi.AAshk_1",
+            "Bearer x.shk_1",
+            "sk-shk_",
+        ] {
+            assert!(!is_own_key(value), "{value}");
         }
     }
 

@@ -334,7 +334,7 @@ fn rate_limited(detail: &str, wait: Duration) -> Problem {
 }
 
 /// The network that a connection comes from.
-fn network_of(connection: &Extensions) -> Option<IpAddr> {
+pub(crate) fn network_of(connection: &Extensions) -> Option<IpAddr> {
     let ConnectInfo(peer) = connection.get::<ConnectInfo<SocketAddr>>()?;
     Some(network(peer.ip()))
 }

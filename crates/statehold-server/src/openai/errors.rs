@@ -3,7 +3,6 @@
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
-use http::{HeaderMap, HeaderValue, header};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use statehold_engine::api::json::to_body;
@@ -11,10 +10,8 @@ use statehold_engine::api::schema::NullableText;
 use statehold_engine::api::turn::DeliveryReceipt;
 use utoipa::ToSchema;
 
-use crate::chat::forbid_retry;
-use crate::http::delivery::whole;
+use crate::http::error_form::{ErrorParts, translate_problem};
 use crate::http::problem::{Code, Problem};
-use crate::http::turn_failure::agent_code;
 
 /// APIs of OpenAI that this server does not have.
 const NOT_SERVED: [&str; 8] = [
@@ -57,16 +54,15 @@ struct ErrorBody {
 
 impl ErrorOut {
     pub(crate) fn of(problem: &Problem) -> Self {
-        let mut more = (*problem.more).clone();
-        let param = more.remove("path");
-        let param = param.and_then(|path| path.as_str().map(str::to_owned));
-        // These fields have another meaning here.
-        for name in ["message", "type", "code", "param"] {
-            more.remove(name);
-        }
+        let own = ["message", "type", "code", "param"];
+        let ErrorParts {
+            message,
+            param,
+            more,
+        } = ErrorParts::of(problem, &own);
         Self {
             error: ErrorBody {
-                message: problem.detail.clone(),
+                message,
                 kind: kind_of(problem.status),
                 code: problem.code,
                 param,
@@ -119,35 +115,8 @@ pub(crate) async fn translate(request: Request, next: Next) -> Response {
 
 /// Translates the problem of a response, if it has one that is not translated yet. The receipt is confirmed
 /// when the error has been delivered.
-pub(crate) fn as_openai_error(
-    mut response: Response,
-    receipt: Option<DeliveryReceipt>,
-) -> Response {
-    let Some(problem) = response.extensions_mut().remove::<Problem>() else {
-        return response;
-    };
-    let body = to_body(&ErrorOut::of(&problem));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
-    let json = HeaderValue::from_static("application/json");
-    headers.insert(header::CONTENT_TYPE, json);
-    forbids_retry(&problem, headers);
-    *response.body_mut() = whole(body, receipt);
-    response
-}
-
-/// Tells clients not to repeat the call by themselves, if that is of no use: the turn has ended and is recorded, or the
-/// same call would conflict again. A person decides what to do. A turn that a limit stopped goes on.
-pub(crate) fn forbids_retry(problem: &Problem, headers: &mut HeaderMap) {
-    let is_limited = problem.status == 429;
-    if is_end_of_turn(problem) && !is_limited || problem.status == 409 {
-        forbid_retry(headers);
-    }
-}
-
-/// Whether a problem is the end of a turn.
-fn is_end_of_turn(problem: &Problem) -> bool {
-    let code = problem.code;
-    let own = [Code::RequestFailed, Code::RequestCancelled];
-    own.iter().any(|own| own.text() == code) || agent_code(code).is_some()
+pub(crate) fn as_openai_error(response: Response, receipt: Option<DeliveryReceipt>) -> Response {
+    translate_problem(response, receipt, |problem| {
+        (problem.status, to_body(&ErrorOut::of(problem)))
+    })
 }

@@ -67,6 +67,7 @@ pub(crate) fn agent(text: &str, kind: AgentKind, sessions: ChatSessions) -> (Nam
         stages: StageDetail::default(),
         state_format: StateFormat::default(),
         brief_on_loss: false,
+        pauses: false,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))

@@ -1,12 +1,12 @@
 //! Agents as deployments of DIAL: the bytes of its answers, its errors, its state, and chat windows that keep it.
 
 mod answers;
+mod callers;
 mod calls;
 mod errors;
 mod pauses;
 mod references;
 mod states;
-mod vouched;
 
 use std::time::Duration;
 

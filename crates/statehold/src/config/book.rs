@@ -299,6 +299,8 @@ impl ConfigReader<'_> {
         let references = declaration.references == Some(true);
         declaration.references.take_if(|is_on| !*is_on);
         declaration.brief_on_loss.take_if(|briefs| !*briefs);
+        let pauses = declaration.pauses == Some(true);
+        declaration.pauses.take_if(|pauses| !*pauses);
         let stages = declaration.stages.unwrap_or_default();
         declaration
             .stages
@@ -329,6 +331,7 @@ impl ConfigReader<'_> {
             caller_history,
             references,
             brief_on_loss,
+            pauses,
             stages,
             state_format,
             digest: self.digest(name, agent, kind, &declaration),

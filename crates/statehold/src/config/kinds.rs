@@ -135,6 +135,8 @@ pub(crate) struct AgentDeclaration {
     pub(super) output_key: Option<WrittenStateKey>,
     /// The project and the location of an analytics service.
     pub(super) parent: Option<PlaceName>,
+    /// Whether a service that keeps nothing may wait for people.
+    pub(super) pauses: Option<bool>,
     /// The phases of a pipeline.
     pub(super) phases: Option<Vec<PhaseTable>>,
     pub(super) prompt: Option<NonEmptyText>,
@@ -337,6 +339,7 @@ pub(super) const SETTINGS: &[(&str, &[DeclaredKind])] = &[
         ],
     ),
     ("parent", &[Analytics]),
+    ("pauses", &[Openai, Dial]),
     ("phases", &[Pipeline]),
     ("prompt", &[Llm]),
     ("prompt_echo_words", &[Llm]),

@@ -74,6 +74,7 @@ fn agent(text: &str, description: &str, kind: AgentKind) -> AgentSpec {
         stages: StageDetail::default(),
         state_format: StateFormat::default(),
         brief_on_loss: false,
+        pauses: false,
         kind,
         import: Vec::new(),
         export: Vec::new(),

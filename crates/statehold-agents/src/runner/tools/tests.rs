@@ -114,6 +114,7 @@ impl Scene {
             stages: StageDetail::default(),
             state_format: StateFormat::default(),
             brief_on_loss: false,
+            pauses: false,
             digest: Digest::sha256(b"assistant"),
         };
         let turns = Arc::new(Semaphore::new(1));

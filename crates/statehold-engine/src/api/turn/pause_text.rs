@@ -6,6 +6,7 @@ use statehold_core::name::is_deceptive;
 
 use super::question::choices;
 use crate::api::hold::{ActionView, HoldView, confirmation_text, title_of};
+use crate::bodies::{HoldBody, parse};
 use crate::holds::HoldDetail;
 
 /// The longest call of a tool that is shown whole, in characters.
@@ -26,7 +27,8 @@ pub fn pause_text(holds: &[HoldDetail], base: &str) -> String {
         .map(|hold| next_step(hold, base, answers_here))
         .collect();
     steps.dedup();
-    if !(answers_here && holds.len() == 1) {
+    let is_answered_here = answers_here && holds.len() == 1;
+    if !is_answered_here && !holds.iter().all(takes_next_call) {
         steps.push("The answer of the agent comes with your next message after that.".to_owned());
     }
     format!("{}\n\n{}", summaries.join("\n"), steps.join("\n"))
@@ -90,6 +92,12 @@ fn without_blank_lines(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// Whether a call with a credential of its own answers the hold.
+fn takes_next_call(detail: &HoldDetail) -> bool {
+    let body: HoldBody = parse(detail.body.as_deref());
+    body.audience.is_some()
+}
+
 fn may_decide(detail: &HoldDetail) -> bool {
     detail.why_not.is_none()
 }
@@ -115,6 +123,9 @@ fn next_step(detail: &HoldDetail, base: &str, answers_here: bool) -> String {
             Some(url) => format!("Open {url}, then confirm with: {respond}"),
             None => format!("Confirm with: {respond}"),
         },
+        HoldKind::Credential if takes_next_call(detail) => {
+            "Your next message here lets it go on, whatever it says.".to_owned()
+        }
         HoldKind::Credential => format!("Give it with: {respond}"),
         // Approving a reconcile hold runs the action again: the person has to look at it first.
         HoldKind::Reconcile => {

@@ -9,6 +9,7 @@ use super::{TurnInput, UserMessage};
 use crate::bodies::{HoldBody, parse};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guard::credentials::Audience;
 use crate::guard::schema::Schema;
 use crate::holds::{HoldDetail, HoldFilter};
 use crate::read::own_page;
@@ -106,6 +107,35 @@ async fn asked_questions(
             return Ok(asked);
         }
     }
+}
+
+/// The open holds that a call with a credential for this audience lets go on, with the turns that wait for them,
+/// oldest first.
+pub(super) async fn awaited_credentials(
+    engine: &Engine,
+    input: &TurnInput,
+    audience: Audience,
+) -> Result<Vec<(HoldDetail, RequestId)>, EngineError> {
+    let state = engine.durable_state(input.session).await?;
+    if state.holds.is_empty() {
+        return Ok(Vec::new());
+    }
+    let open = HoldFilter {
+        session: Some(input.session),
+        kind: Some(HoldKind::Credential),
+        order: HoldOrder::Oldest,
+        ..HoldFilter::default()
+    };
+    let caller = &input.call.caller;
+    let page = own_page(PAGE, |page| engine.holds(caller, &open, None, page));
+    let waiting = page.await?.entries.into_iter().filter_map(|hold| {
+        let body: HoldBody = parse(hold.body.as_deref());
+        let is_for = body.audience.as_deref() == Some(audience.word());
+        let may_decide = hold.why_not.is_none();
+        let root = asking_turn(&hold, input).filter(|_| is_for && may_decide)?;
+        Some((hold, root))
+    });
+    Ok(waiting.collect())
 }
 
 /// The oldest approval that a turn of the agent waits for, if the message sounds like a decision. Words decide

@@ -8,12 +8,15 @@ use statehold_core::command::StartRequest;
 use statehold_core::hold::{DecisionKind, HoldKind, HoldStatus};
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::item::Role;
+use statehold_core::principal::Principal;
 use statehold_core::record::{Event, Record};
 use statehold_core::time::Timestamp;
 use statehold_store::{HoldOrder, PageLimit, SessionSummary, StoreError};
 
 use super::earlier::{EarlierTurn, fitting};
-use super::question::{OpenQuestions, choices, open_questions, spoken_to_approval};
+use super::question::{
+    OpenQuestions, awaited_credentials, choices, open_questions, spoken_to_approval,
+};
 use super::{DeliveryLog, StartedTurn, TurnDecision, TurnInput, as_client};
 use crate::answer_memory::SMALL_PAYLOAD_BYTES;
 use crate::api::hold::{DecisionInput, decide_resuming};
@@ -103,11 +106,16 @@ impl<'a> TurnSearch<'a> {
         if let Some(key) = input.call.key {
             let kept = engine.kept_receipt::<StartedTurn>(key);
             if let Some(kept) = kept.await? {
+                Box::pin(self.lend_credential(kept.view.request)).await?;
                 return Ok(Some((kept.view.request, true)));
             }
             if let Some(answered) = self.answered_by_key(key).await? {
+                Box::pin(self.lend_credential(answered)).await?;
                 return Ok(Some((answered, true)));
             }
+        }
+        if let Some(root) = Box::pin(self.give_awaited_credential()).await? {
+            return Ok(Some((root, false)));
         }
         let questions = if input.decides_elsewhere {
             OpenQuestions::default()
@@ -121,6 +129,9 @@ impl<'a> TurnSearch<'a> {
         if let Some((question, root)) = questions.fitting {
             let turn = FoundTurn::of(engine, &self.reader, root).await?;
             let is_answer = self.is_answer(&question, &turn).await?;
+            if is_answer || input.key.is_none() {
+                Box::pin(self.lend_credential(root)).await?;
+            }
             if is_answer {
                 self.respond(&question).await?;
             }
@@ -130,8 +141,60 @@ impl<'a> TurnSearch<'a> {
         }
         match self.repeated().await? {
             None => self.failed().await,
-            found => Ok(found),
+            Some((root, is_over)) => {
+                if !is_over {
+                    Box::pin(self.lend_credential(root)).await?;
+                }
+                Ok(Some((root, is_over)))
+            }
         }
+    }
+
+    /// Lends the credential of the call to a turn that goes on. An approver who decides about the turn of somebody
+    /// else lends nothing: agents would act as the approver.
+    async fn lend_credential(&self, root: RequestId) -> Result<(), EngineError> {
+        if let Some(lent) = &self.input.call_credential
+            && self.acts_for_user(root).await?
+        {
+            self.engine.inner().credentials.lend(root, lent);
+        }
+        Ok(())
+    }
+
+    /// Whether the caller acts for the user of the session, or began the turn.
+    async fn acts_for_user(&self, root: RequestId) -> Result<bool, EngineError> {
+        let caller = &self.input.call.caller;
+        if caller.principal == Principal::Local || caller.user == Some(self.summary.owner.user) {
+            return Ok(true);
+        }
+        let turn = FoundTurn::of(self.engine, &self.reader, root).await?;
+        let started = turn.started.as_ref();
+        Ok(started.is_some_and(|record| record.content.principal == caller.principal))
+    }
+
+    /// Lets a turn go on that waits for a credential such as the call has one. The credential is the answer: the
+    /// words of the message are not read.
+    async fn give_awaited_credential(&self) -> Result<Option<RequestId>, EngineError> {
+        let Some(audience) = self.input.audience() else {
+            return Ok(None);
+        };
+        let waiting = awaited_credentials(self.engine, self.input, audience).await?;
+        let Some(root) = waiting.first().map(|(_, root)| *root) else {
+            return Ok(None);
+        };
+        Box::pin(self.lend_credential(root)).await?;
+        for (hold, _) in waiting.iter().filter(|(_, asking)| *asking == root) {
+            let answer = DecisionInput {
+                decision: DecisionKind::Approve,
+                digest: None,
+                args: None,
+                content: None,
+                comment: None,
+                reason: None,
+            };
+            decide_resuming(self.engine, (&self.input.call, None), None, hold, answer).await?;
+        }
+        Ok(Some(root))
     }
 
     /// Finds a failed turn that the call repeats. The new turn continues it if the failure is transient;
@@ -213,14 +276,15 @@ impl<'a> TurnSearch<'a> {
             }
             let key = decision.key.clone();
             let answer = decision.answer()?;
-            decide_resuming(
-                self.engine,
-                (call, credential.as_ref()),
-                key.as_deref(),
-                &detail,
-                answer,
-            )
-            .await?;
+            let mut resumed_with = None;
+            if let Some(first) = first {
+                Box::pin(self.lend_credential(first)).await?;
+                if credential.is_some() && Box::pin(self.acts_for_user(first)).await? {
+                    resumed_with = credential.as_ref();
+                }
+            }
+            let call = (call, resumed_with);
+            decide_resuming(self.engine, call, key.as_deref(), &detail, answer).await?;
             root = first;
         }
         root.ok_or(EngineError::NotFound)

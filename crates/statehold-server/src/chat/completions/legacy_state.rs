@@ -1,6 +1,7 @@
-//! States that clients got from coordinators without a state server, and still carry: the history of tool calls of an agent
-//! (GPA), the id of a conversation with a service that keeps it (UMS), or both. Whoever sends one can have made it up, so it
-//! goes only to agents that trust their callers, and only where the server has no record of its own.
+//! States that clients got from coordinators without a state server, and still carry: the history
+//! of tool calls of an agent (GPA), the id of a conversation with a service that keeps it (UMS), or
+//! both. Clients can forge these states; only agents with `caller_history = "trusted"` get them, if
+//! no record exists.
 
 use std::collections::BTreeSet;
 

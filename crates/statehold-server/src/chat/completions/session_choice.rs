@@ -17,7 +17,7 @@ pub(crate) enum SessionChoice {
     /// No session: nothing is kept.
     None,
     /// The call names none: the declaration of the agent decides.
-    Unsaid,
+    Unspecified,
 }
 
 impl SessionChoice {
@@ -32,7 +32,7 @@ impl SessionChoice {
             (named, other) => named.or(other),
         };
         match named {
-            None => Ok(Self::Unsaid),
+            None => Ok(Self::Unspecified),
             Some("new") => Ok(Self::New),
             Some("none") => Ok(Self::None),
             // A text that is no id names no session.

@@ -175,3 +175,64 @@ async fn a_decision_comes_with_a_call_from_somebody_who_may_decide() {
     scene.complete(&request, "Paid.").await;
     assert_eq!(message(&finished(call).await)["content"], "Paid.");
 }
+
+#[tokio::test]
+async fn a_decision_comes_with_the_state_of_the_paused_turn_and_without_the_session() {
+    let scene = Scene::new().await;
+    let mut window = Window::of(&scene.ann);
+    let call = window.send("weather?");
+    let request = scene.claim().await;
+    let form = json!({"kind": "form", "title": "Where?", "response_schema": {"type": "object"}});
+    let hold = act(&scene.helper, &request, "holds", form).await.ok(201);
+    let session = window.keep(call).await;
+    let decision =
+        json!({"hold_id": hold["id"], "decision": "respond", "content": {"city": "Springfield"}});
+    let mut messages = window.sent();
+    messages.push(json!({"role": "user", "content": "see the form"}));
+    let body = json!({"messages": messages, "statehold": {"decisions": [decision]}});
+    let call = scene.send(&body, &[]);
+    let path = format!(
+        "/v1/requests/{}?wait=30&until=changed",
+        text(&request, "id")
+    );
+    scene.helper.get(&path).await.ok(200);
+    scene.complete(&request, "Sunny.").await;
+    let answer = finished(call).await;
+    assert_eq!(message(&answer)["content"], "Sunny.");
+    let found = answer.header("x-statehold-session");
+    assert_eq!(found, Some(session.as_str()));
+    // Without the state there is no session, and so nothing to decide.
+    let mut body = said("see the form");
+    body["statehold"] = json!({"decisions": [decision]});
+    let refused = finished(scene.send(&body, &[])).await;
+    assert_eq!(refused.ok(422)["error"]["code"], "invalid_body");
+}
+
+#[tokio::test]
+async fn an_approver_who_decides_in_a_call_does_not_become_the_caller_of_the_agent() {
+    let scene = Scene::new().await;
+    let call = scene.send(&said("pay"), &[("x-statehold-credential", "of-ann")]);
+    let request = scene.claim().await;
+    assert_eq!(request["credential"]["value"], "of-ann");
+    let hold = scene.ask_approval(&request).await;
+    act(&scene.helper, &request, "release", json!({}))
+        .await
+        .ok(200);
+    let answer = finished(call).await;
+    let session = answer.header("x-statehold-session").expect("a session");
+    let boss = scene.rig.key(&["approver", "client"]).await;
+    let decision =
+        json!({"hold_id": hold["id"], "decision": "approve", "digest": hold["action"]["digest"]});
+    let mut body = said("go on");
+    body["statehold"] = json!({"decisions": [decision]});
+    let headers = [
+        ("x-statehold-session", session),
+        ("x-statehold-credential", "of-the-boss"),
+    ];
+    let call = super::send(&boss, super::HELPER, &body, &headers);
+    let request = scene.claim().await;
+    assert!(request.get("credential").is_none(), "{request}");
+    assert_eq!(request["credential_lost"], true);
+    scene.complete(&request, "Paid.").await;
+    assert_eq!(message(&finished(call).await)["content"], "Paid.");
+}

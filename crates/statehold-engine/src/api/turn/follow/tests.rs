@@ -55,6 +55,7 @@ async fn turn_about(text: &str) -> TurnHandle {
         task: None,
         message,
         credential: None,
+        call_credential: None,
         config: None,
         decides_elsewhere: false,
         one_at_a_time: false,

@@ -48,6 +48,7 @@ fn agent(text: &str, kind: AgentKind) -> (Name, Arc<AgentSpec>) {
         stages: StageDetail::default(),
         state_format: StateFormat::default(),
         brief_on_loss: false,
+        pauses: false,
         digest: Digest::sha256(text.as_bytes()),
     };
     (name(text), Arc::new(spec))

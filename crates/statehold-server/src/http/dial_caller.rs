@@ -1,32 +1,36 @@
-//! Callers whom DIAL Core vouches for. Core calls an application with a key that it made for one request, which is
-//! no key of this server. Core says whose request it is; the call is then made under the configured API key, for that user.
+//! Callers whom DIAL Core vouches for. Core calls an application with a key that it made for one
+//! request, which is no key of this server. Core says whose request it is; the call is then made
+//! under the configured API key, for that user.
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{Extensions, HeaderMap, header};
-use statehold_engine::{Credential, KEY_PREFIX};
+use statehold_engine::Credential;
 
 use crate::dial;
-use crate::http::call::{App, text, unauthenticated};
-use crate::http::problem::{Code, Problem};
+use crate::http::call::{App, is_own_key, text, unauthenticated};
+use crate::http::core_lookups;
+use crate::http::problem::Problem;
 
 /// The user of a call whom DIAL Core vouches for.
 #[derive(Debug, Clone)]
-pub(crate) struct VouchedUser(pub(crate) String);
+pub(crate) struct DialUser(pub(crate) String);
 
 /// The token of the user that came beside the key of a call: the whole value of `Authorization`.
 #[derive(Debug, Clone)]
 pub(crate) struct UserToken(pub(crate) Credential);
 
-/// Finds out who calls the surface of DIAL: asks DIAL Core about keys that are not of this server, if one is configured.
-pub(crate) async fn vouch(State(app): State<App>, mut request: Request, next: Next) -> Response {
+/// Finds out who calls the surface of DIAL: asks DIAL Core about keys that are not of this server,
+/// if one is configured.
+pub(crate) async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
     if !dial::is_dial(&request) {
         return next.run(request).await;
     }
     let headers = request.headers_mut();
     if headers.contains_key(API_KEY) {
-        // The key says who calls. The token of the user beside it is for applications that are called with it.
+        // The key says who calls. The token of the user beside it is for applications that are
+        // called with it.
         let token = headers.remove(header::AUTHORIZATION);
         let token = token.and_then(|token| Credential::new(token.to_str().ok()?.to_owned()));
         if let Some(token) = token {
@@ -39,7 +43,8 @@ pub(crate) async fn vouch(State(app): State<App>, mut request: Request, next: Ne
     match user_of(&app, request.headers(), &extensions).await {
         Ok(None) => {}
         Ok(Some(user)) => {
-            // The key of the request says who the user is, and goes on to agents; nothing else does.
+            // The key of the request says who the user is, and goes on to agents; nothing else
+            // does.
             request.headers_mut().remove("x-statehold-user");
             request.extensions_mut().insert(user);
         }
@@ -55,7 +60,7 @@ async fn user_of(
     app: &App,
     headers: &HeaderMap,
     connection: &Extensions,
-) -> Result<Option<VouchedUser>, Problem> {
+) -> Result<Option<DialUser>, Problem> {
     let Some(core) = &app.options.dial_core else {
         return Ok(None);
     };
@@ -64,26 +69,26 @@ async fn user_of(
     };
     app.shares.require_no_stranger(connection)?;
     let secret = Credential::new(secret.to_owned()).ok_or_else(unauthenticated)?;
-    let _permit = app.core_lookups.acquire().await;
-    let user = core.user_of(name, &secret).await.map_err(|error| {
+    let asked = app
+        .core_lookups
+        .ask(connection, core.user_of(name, &secret));
+    let user = asked.await?.map_err(|error| {
         tracing::warn!(%error, "a caller of DIAL cannot be authenticated");
-        let detail = "the key of the call cannot be checked at the moment; try again";
-        Problem::new(Code::Internal, detail)
+        core_lookups::unavailable()
     })?;
     let Some(user) = user else {
         app.shares.count_stranger(connection)?;
         return Err(unauthenticated());
     };
-    Ok(Some(VouchedUser(user)))
+    Ok(Some(DialUser(user)))
 }
 
-/// The credential of a call that is no key of this server, with the header that it came in. The key of a request counts
-/// before the token of its user.
+/// The credential of a call that is no key of this server, with the header that it came in. The key
+/// of a request counts before the token of its user.
 fn foreign_credential(headers: &HeaderMap) -> Result<Option<(&'static str, &str)>, Problem> {
     let found = match text(headers, API_KEY)? {
         Some(key) => Some((API_KEY, key)),
         None => text(headers, "authorization")?.map(|token| ("authorization", token)),
     };
-    let is_ours = |value: &str| value.contains(KEY_PREFIX);
-    Ok(found.filter(|(_, value)| !value.is_empty() && !is_ours(value)))
+    Ok(found.filter(|(_, value)| !value.is_empty() && !is_own_key(value)))
 }
