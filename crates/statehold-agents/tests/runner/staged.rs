@@ -1,15 +1,17 @@
-//! The stages of a turn: what a coordinator and the agents below it show while they work, and what is kept of it.
+//! The stages of a turn: what a coordinator and the agents below it show while they work, and what
+//! is kept of it.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json, value::to_raw_value};
-use statehold_agents::spec::{AgentKind, AgentSpec, StageDetail};
-use statehold_core::ids::RequestId;
+use statehold_agents::spec::{AgentKind, AgentSpec, PhaseInput, PhaseSpec, StageDetail};
+use statehold_core::ids::{RequestId, SessionId};
 use statehold_engine::DraftChange;
 use statehold_engine::api::turn::{AgentReply, ReplyParts};
 use statehold_engine::bodies::ItemBody;
 use statehold_engine::stage::StageChange;
 
+use crate::phases::{phase, pipeline};
 use crate::rig::{Outcome, PATIENCE, Rig, agent, router};
 
 fn detailed(spec: Arc<AgentSpec>, stages: StageDetail) -> Arc<AgentSpec> {
@@ -30,12 +32,16 @@ async fn coordinators(top: StageDetail, bottom: StageDetail) -> Rig {
 /// Asks as a client that shows stages.
 async fn ask(rig: &Rig, text: &str) -> RequestId {
     let session = rig.session("top").await;
+    ask_in(rig, session, "top", text).await
+}
+
+async fn ask_in(rig: &Rig, session: SessionId, agent: &str, text: &str) -> RequestId {
     let body = ItemBody {
         content: Some(to_raw_value(text).expect("text")),
         data: Some(to_raw_value(&json!({"dial": {}})).expect("JSON")),
         ..ItemBody::default()
     };
-    rig.ask_body(session, "top", &body, &[]).await
+    rig.ask_body(session, agent, &body, &[]).await
 }
 
 /// The stages in the end of a request, in short.
@@ -133,11 +139,56 @@ async fn a_turn_that_goes_on_after_a_lost_runner_keeps_each_stage_once() -> Outc
     first.stop().await;
     let second = rig.runner().await;
     rig.answer(&claimed, "Sunny").await;
-    let shown = kept(&rig, request).await;
-    assert_eq!(shown[0], "Coordination Request [] completed");
-    assert_eq!(shown[1], "Call bottom Agent [] completed");
-    let again = shown.iter().filter(|stage| stage.contains("Call bottom"));
-    assert_eq!(again.count(), 1);
+    assert_eq!(
+        kept(&rig, request).await,
+        [
+            "Coordination Request [] completed",
+            "Call bottom Agent [] completed",
+            "1/Coordination Request [] completed",
+            "1/Call weather Agent [] completed",
+        ]
+    );
+    second.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// The answers of the phases that had ended come from their records.
+#[tokio::test]
+async fn a_pipeline_that_goes_on_after_a_lost_runner_has_the_stages_of_all_phases() -> Outcome {
+    let answer_alone = PhaseSpec {
+        input: PhaseInput::Answer,
+        ..phase("check")
+    };
+    let line = AgentKind::Pipeline(Arc::new(pipeline(vec![phase("bottom"), answer_alone])));
+    let check = router("check", &[(".", "weather")], &["weather"]);
+    let bottom = router("bottom", &[(".", "weather")], &["weather"]);
+    let rig = Rig::new(vec![
+        detailed(agent("line", line), StageDetail::Full),
+        detailed(bottom, StageDetail::Full),
+        detailed(check, StageDetail::Names),
+        agent("weather", AgentKind::Worker),
+    ])
+    .await;
+    let first = rig.runner().await;
+    let session = rig.session("line").await;
+    let request = ask_in(&rig, session, "line", "weather?").await;
+    rig.answer(&rig.claim("weather").await, "Sunny").await;
+    let claimed = rig.claim("weather").await;
+    first.stop().await;
+    let second = rig.runner().await;
+    rig.answer(&claimed, "Really").await;
+    assert_eq!(
+        kept(&rig, request).await,
+        [
+            "Call bottom Agent [Sunny] completed",
+            r#"0/Coordination Request [{"agent_name":"weather"}] completed"#,
+            "0/Call weather Agent [] completed",
+            "Call check Agent [] completed",
+            "3/Coordination Request [] completed",
+            "3/Call weather Agent [] completed",
+        ]
+    );
     second.stop().await;
     rig.engine.shut_down().await;
     Ok(())
