@@ -3,6 +3,7 @@
 mod answers;
 mod calls;
 mod errors;
+mod fire;
 mod pauses;
 mod references;
 mod states;
