@@ -159,10 +159,9 @@ impl AgentRun {
         stages: &ChildStages,
         (ended, answer): (Option<&Ended>, &ChildAnswer),
     ) {
-        let hides_stages = self.generation.stages_of(agent) == StageDetail::None;
-        if !stages.is_complete() && !hides_stages {
+        if !stages.is_complete() {
             let finished = ended.and_then(|ended| ended.finished.as_ref());
-            let recorded = recorded_stages(stages.child, finished);
+            let recorded = self.recorded_stages(agent, stages.child, finished);
             if !recorded.is_empty() {
                 stages.replace(&recorded);
             }
@@ -176,6 +175,33 @@ impl AgentRun {
             }
             ChildAnswer::Failed(_) => StageStatus::Failed,
         });
+    }
+
+    /// The stages in the record that ended a child, as far as clients see them. Agents of this server
+    /// record no others; a worker may record anything.
+    fn recorded_stages(
+        &self,
+        agent: &Name,
+        child: RequestId,
+        finished: Option<&StoredRecord>,
+    ) -> Vec<Stage> {
+        let parts = ReplyParts {
+            stages: true,
+            ..ReplyParts::default()
+        };
+        let recorded = || AgentReply::of(child, finished, parts).stages;
+        let named = |stage: Stage| Stage {
+            content: String::new(),
+            attachments: Vec::new(),
+            ..stage
+        };
+        match self.generation.stages_of(agent) {
+            StageDetail::None => Vec::new(),
+            StageDetail::Names if self.generation.is_worker(agent) => {
+                recorded().into_iter().map(named).collect()
+            }
+            StageDetail::Names | StageDetail::Full => recorded(),
+        }
     }
 
     /// The answer of a child that has ended.
@@ -356,15 +382,6 @@ fn child_answer(agent: &str, ended: Option<&Ended>) -> ChildAnswer {
             retry_after_seconds: None,
         }),
     }
-}
-
-/// The stages in the record that ended a child.
-fn recorded_stages(child: RequestId, finished: Option<&StoredRecord>) -> Vec<Stage> {
-    let parts = ReplyParts {
-        stages: true,
-        ..ReplyParts::default()
-    };
-    AgentReply::of(child, finished, parts).stages
 }
 
 /// Error for a turn that takes other steps than it took before a crash or a pause.

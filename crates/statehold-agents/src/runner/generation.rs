@@ -21,7 +21,7 @@ use super::{ConversationReader, LEASE_MS, RunnerOptions, StepHook};
 use crate::gateway::ConversationLocks;
 use crate::http::HttpPool;
 use crate::mcp::ToolServers;
-use crate::spec::{AgentBook, AgentSpec, StageDetail};
+use crate::spec::{AgentBook, AgentKind, AgentSpec, StageDetail};
 use crate::stages::Outlines;
 use crate::turn::Agent;
 
@@ -359,6 +359,12 @@ impl Generation {
     pub(super) fn stages_of(&self, agent: &Name) -> StageDetail {
         let spec = self.book.agent(agent);
         spec.map_or(StageDetail::None, |spec| spec.stages)
+    }
+
+    /// Whether an agent is worked on elsewhere.
+    pub(super) fn is_worker(&self, agent: &Name) -> bool {
+        let spec = self.book.agent(agent);
+        spec.is_none_or(|spec| matches!(spec.kind, AgentKind::Worker))
     }
 
     /// Starts a turn as soon as it has a permit.

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use serde_json::{Value, json, value::to_raw_value};
 use statehold_agents::spec::{AgentKind, AgentSpec, PhaseInput, PhaseSpec, StageDetail};
 use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::item::ItemKind;
 use statehold_engine::DraftChange;
 use statehold_engine::api::turn::{AgentReply, ReplyParts};
 use statehold_engine::bodies::ItemBody;
-use statehold_engine::stage::StageChange;
+use statehold_engine::stage::{STAGES_NOTE, StageChange};
 
 use crate::phases::{phase, pipeline};
-use crate::rig::{Outcome, PATIENCE, Rig, agent, router};
+use crate::rig::{Outcome, PATIENCE, Rig, agent, router, said};
 
 fn detailed(spec: Arc<AgentSpec>, stages: StageDetail) -> Arc<AgentSpec> {
     let mut spec = Arc::into_inner(spec).expect("one owner");
@@ -191,5 +192,39 @@ async fn a_pipeline_that_goes_on_after_a_lost_runner_has_the_stages_of_all_phase
     );
     second.stop().await;
     rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_stages_that_a_worker_records_lie_below_its_call_as_its_policy_says() -> Outcome {
+    for (detail, expected) in [
+        (StageDetail::None, None),
+        (StageDetail::Names, Some("1/lookup [] completed")),
+        (StageDetail::Full, Some("1/lookup [at 5] completed")),
+    ] {
+        let worker = detailed(agent("weather", AgentKind::Worker), detail);
+        let rig = Rig::new(vec![
+            router("top", &[(".", "weather")], &["weather"]),
+            worker,
+        ])
+        .await;
+        let runner = rig.runner().await;
+        let request = ask(&rig, "weather?").await;
+        let leased = rig.leased(&rig.claim("weather").await);
+        let mut batch = leased.batch().await?;
+        let stages = json!([{"name": "lookup", "content": "at 5", "status": "completed"}]);
+        let note = ItemBody {
+            name: Some(STAGES_NOTE.to_owned()),
+            data: Some(to_raw_value(&stages).expect("JSON")),
+            ..ItemBody::default()
+        };
+        batch.push(ItemKind::Note, None, &note);
+        let output = said("Sunny", batch.payloads());
+        leased.complete(output, batch).await?;
+        let shown = kept(&rig, request).await;
+        assert_eq!(shown.get(2).map(String::as_str), expected, "{shown:?}");
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
     Ok(())
 }
