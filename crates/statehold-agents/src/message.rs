@@ -79,6 +79,12 @@ impl AgentMessage {
         self.dial().is_some()
     }
 
+    /// The data of another message of the same turn: whether its client shows stages, and nothing
+    /// else.
+    pub(crate) fn stage_marker(&self) -> Option<Raw> {
+        self.shows_stages().then(|| raw(&json!({"dial": {}})))
+    }
+
     /// The conversation that a client of DIAL named.
     pub(crate) fn dial_conversation(&self) -> Option<String> {
         let members: DialConversation = serde_json::from_str(self.dial()?.get()).ok()?;

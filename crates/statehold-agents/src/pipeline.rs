@@ -307,9 +307,9 @@ impl Agent for PipelineAgent {
             };
             let step = self.begin(run, Some(&began), next, &answers).await?;
             if let Some(end) = step.ended.filter(|_| is_recorded) {
-                run.leave_out_child(end.request_id);
+                let answer = run.replay_child(&began.agent, end.request_id).await?;
                 if end.status == PhaseStatus::Completed {
-                    let answer = run.answer_of(end.request_id).await?;
+                    let answer = answer.into_message()?;
                     let (_, phase) = self.phase(&end.phase)?;
                     self.restore_temp(run, &phase.agent, &answer).await?;
                     answers.insert(&end.phase, answer);

@@ -1,17 +1,25 @@
-//! Writing the stages of a turn: one outline for a turn and all its children in this process. Each agent writes at
-//! its own place in it, with as much detail as its declaration allows.
+//! Writing the stages of a turn: each request writes an outline of its own, with as much detail as
+//! the declaration of its agent allows. The outline of a child lies in that of its parent, below
+//! the stage of the call, and the outline of the root is shown in the draft of its answer.
+//!
+//! A request that is claimed again begins a new outline; the old one takes no more changes. Parent
+//! and child resume in any order: a child writes for itself until its parent has a place for it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod nesting;
+mod outline;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use statehold_core::ids::RequestId;
-use statehold_engine::Engine;
 use statehold_engine::bodies::Raw;
-use statehold_engine::stage::{
-    STAGES_BYTES_MAX, STAGES_MAX, STAGES_NOTE, Stage, StageChange, StageStatus,
-};
+use statehold_engine::stage::{STAGES_NOTE, Stage, StageChange, StageStatus};
 
 use crate::turn::TraceNote;
+use outline::Outline;
+
+pub(crate) use nesting::{ChildStages, Outlines, RunningOutline};
 
 /// How much of the stages of an agent its clients see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
@@ -26,32 +34,18 @@ pub enum StageDetail {
     Full,
 }
 
-/// The stages of one turn. Its draft shows them while it runs.
-struct Outline {
-    engine: Engine,
-    /// The request at the root of the turn, as far as this process runs it.
-    request: RequestId,
-    written: Mutex<WrittenStages>,
-}
-
-#[derive(Default)]
-struct WrittenStages {
-    stages: Vec<Stage>,
-    /// The bytes of their names, texts and files.
-    bytes: usize,
-}
-
-/// Writes stages at one place of the outline of a turn.
+/// Writes stages at one place of an outline.
 #[derive(Clone)]
 pub(crate) struct StageWriter {
     outline: Arc<Outline>,
     /// The stage below which the stages of this writer lie.
     parent: Option<usize>,
+    /// The policy of the agent. A child has its own; a parent with `none` hides it.
     detail: StageDetail,
 }
 
-/// A stage that was opened. Nothing happens when it is dropped: a turn that waits for people leaves its stages open, and the end
-/// of the answer closes them.
+/// A stage that was opened. Nothing happens when it is dropped: a turn that waits for people leaves
+/// its stages open, and the end of the answer closes them.
 #[derive(Clone)]
 pub(crate) struct OpenStage {
     writer: StageWriter,
@@ -60,46 +54,68 @@ pub(crate) struct OpenStage {
 }
 
 impl StageWriter {
-    /// The outline of the turn of a request.
-    pub(crate) fn of_turn(engine: Engine, request: RequestId, detail: StageDetail) -> Self {
-        let outline = Outline {
-            engine,
-            request,
-            written: Mutex::default(),
-        };
-        Self {
-            outline: Arc::new(outline),
-            parent: None,
-            detail,
-        }
-    }
-
-    /// The same place, for an agent that allows this detail: no agent shows more of another one than that one allows.
-    pub(crate) fn limited_to(&self, detail: StageDetail) -> Self {
-        let shown = if self.detail == StageDetail::None {
-            StageDetail::None
-        } else {
-            detail
-        };
-        Self {
-            detail: shown,
-            ..self.clone()
-        }
-    }
-
-    /// Opens a stage.
+    /// Opens a stage. Its name is whole.
     pub(crate) fn open(&self, name: &str) -> OpenStage {
-        let number = self.outline.open(self.parent, name, self.detail);
+        let stage = self.open_unnamed(name);
+        stage.end_name();
+        stage
+    }
+
+    /// Opens a stage whose name may go on.
+    pub(crate) fn open_unnamed(&self, name: &str) -> OpenStage {
+        let is_shown = self.detail != StageDetail::None;
+        let number = is_shown.then(|| self.outline.open(self.parent, name));
         OpenStage {
             writer: self.clone(),
-            number,
+            number: number.flatten(),
         }
     }
 
-    /// The note with all stages of the turn. None if it has none.
+    /// How many stages there are so far.
+    pub(crate) fn count(&self) -> usize {
+        self.outline.count()
+    }
+
+    /// The stages after the first `count`, as a list of their own.
+    pub(crate) fn stages_after(&self, count: usize) -> Vec<Stage> {
+        let mut stages = self.outline.stages_after(count);
+        for stage in &mut stages {
+            stage.parent = stage.parent.and_then(|parent| parent.checked_sub(count));
+        }
+        stages
+    }
+
+    /// Writes recorded stages again.
+    pub(crate) fn replay(&self, stages: &[Stage]) {
+        let mut opened: Vec<OpenStage> = Vec::new();
+        for stage in stages {
+            let parent = stage.parent.and_then(|parent| opened.get(parent));
+            let open = match parent {
+                Some(parent) => parent.below().open(&stage.name),
+                None => self.open(&stage.name),
+            };
+            open.write(&stage.content);
+            for file in &stage.attachments {
+                open.attach(file.clone());
+            }
+            opened.push(open);
+        }
+        for (open, stage) in opened.iter().zip(stages).rev() {
+            if let Some(status) = stage.status {
+                open.close(status);
+            }
+        }
+    }
+
+    /// The note with all stages of the request. None if it has none, or if no client shows them.
     pub(crate) fn note(&self) -> Option<TraceNote> {
-        let written = self.outline.written();
-        (!written.stages.is_empty()).then(|| TraceNote::new(STAGES_NOTE, &written.stages))
+        let stages = self.is_kept().then(|| self.outline.stages_after(0))?;
+        (!stages.is_empty()).then(|| TraceNote::new(STAGES_NOTE, &stages))
+    }
+
+    /// Whether the stages are recorded: the client of the turn shows them.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.outline.is_kept()
     }
 }
 
@@ -122,97 +138,46 @@ impl OpenStage {
         self.number.is_some() && self.writer.detail == StageDetail::Full
     }
 
+    /// Whether it has a text.
+    pub(crate) fn has_text(&self) -> bool {
+        self.number
+            .is_some_and(|number| self.writer.outline.has_text(number))
+    }
+
     /// Appends to its name.
     pub(crate) fn push_name(&self, text: &str) {
         let text = text.to_owned();
-        self.write_change(text.len(), |stage| StageChange::Named { stage, text });
+        self.write_change(|stage| StageChange::Named { stage, text });
+    }
+
+    /// Says that its name is whole.
+    pub(crate) fn end_name(&self) {
+        self.write_change(|stage| StageChange::NameEnded { stage });
     }
 
     /// Appends to its text, if that is shown.
     pub(crate) fn write(&self, text: &str) {
         if self.shows_text() && !text.is_empty() {
             let text = text.to_owned();
-            self.write_change(text.len(), |stage| StageChange::Wrote { stage, text });
+            self.write_change(|stage| StageChange::Wrote { stage, text });
         }
     }
 
     /// Adds a file, if files are shown.
     pub(crate) fn attach(&self, file: Raw) {
         if self.shows_text() {
-            let bytes = file.get().len();
-            self.write_change(bytes, |stage| StageChange::Attached { stage, file });
+            self.write_change(|stage| StageChange::Attached { stage, file });
         }
     }
 
     /// Ends the stage. A stage ends once.
     pub(crate) fn close(&self, status: StageStatus) {
-        self.write_change(0, |stage| StageChange::Closed { stage, status });
+        self.write_change(|stage| StageChange::Closed { stage, status });
     }
 
-    fn write_change(&self, bytes: usize, change: impl FnOnce(usize) -> StageChange) {
+    fn write_change(&self, change: impl FnOnce(usize) -> StageChange) {
         if let Some(number) = self.number {
-            self.writer.outline.write(bytes, change(number));
+            self.writer.outline.write(change(number));
         }
-    }
-}
-
-impl Outline {
-    fn written(&self) -> MutexGuard<'_, WrittenStages> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn open(&self, parent: Option<usize>, name: &str, detail: StageDetail) -> Option<usize> {
-        let mut written = self.written();
-        let has_room =
-            written.stages.len() < STAGES_MAX && written.bytes + name.len() <= STAGES_BYTES_MAX;
-        if detail == StageDetail::None || !has_room {
-            return None;
-        }
-        let name = name.to_owned();
-        written.bytes += name.len();
-        written.stages.push(Stage {
-            name: name.clone(),
-            parent,
-            ..Stage::default()
-        });
-        let number = written.stages.len() - 1;
-        // Under the lock: the draft counts stages in the order in which they open.
-        let change = StageChange::Opened { parent, name };
-        self.engine.write_stage(self.request, change);
-        Some(number)
-    }
-
-    fn write(&self, bytes: usize, change: StageChange) {
-        let mut written = self.written();
-        if written.bytes + bytes > STAGES_BYTES_MAX || !written.apply(&change) {
-            return;
-        }
-        written.bytes += bytes;
-        self.engine.write_stage(self.request, change);
-    }
-}
-
-impl WrittenStages {
-    /// Applies a change to a stage that is open. Returns whether it is.
-    fn apply(&mut self, change: &StageChange) -> bool {
-        let number = match change {
-            StageChange::Opened { .. } => return false,
-            StageChange::Named { stage, .. }
-            | StageChange::Wrote { stage, .. }
-            | StageChange::Attached { stage, .. }
-            | StageChange::Closed { stage, .. } => *stage,
-        };
-        let stage = self.stages.get_mut(number);
-        let Some(stage) = stage.filter(|stage| stage.status.is_none()) else {
-            return false;
-        };
-        match change {
-            StageChange::Opened { .. } => {}
-            StageChange::Named { text, .. } => stage.name.push_str(text),
-            StageChange::Wrote { text, .. } => stage.content.push_str(text),
-            StageChange::Attached { file, .. } => stage.attachments.push(file.clone()),
-            StageChange::Closed { status, .. } => stage.status = Some(*status),
-        }
-        true
     }
 }

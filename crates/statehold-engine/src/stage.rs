@@ -1,8 +1,10 @@
-//! Stages: the outline of a turn that its client may see while agents work on it. A stage has a name, may have
-//! text and files, may lie below another one, and is open until it completes or fails.
+//! Stages: the outline of a turn that its client may see while agents work on it. A stage has a
+//! name, may have text and files, may lie below another one, and is open until it completes or
+//! fails.
 //!
-//! Stages are no part of the answer, and no agent remembers them. While a turn runs they are drafts; those of a turn that has
-//! completed are in a hidden note of the record that ended it.
+//! Stages are no part of the answer, and no agent remembers them. While a turn runs they are
+//! drafts; the record that ends a completed request has its stages, with those of its children, in
+//! a hidden note.
 
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +64,12 @@ pub enum StageChange {
         stage: usize,
         /// The text to append.
         text: String,
+    },
+    /// The name of an open stage is whole, so that nothing of it needs to be held back. Readers do
+    /// not get this change.
+    NameEnded {
+        /// Its number.
+        stage: usize,
     },
     /// More of the text of an open stage.
     Wrote {

@@ -149,13 +149,20 @@ impl AgentReply {
         let annotations = [(RECREATED, was_recreated), ("refusal", is_refusal)];
         let annotations: BTreeMap<&str, bool> =
             annotations.into_iter().filter(|(_, is)| *is).collect();
+        let mut attachments = usable_attachments(&reply.attachments);
+        let left_out = attachments.len().saturating_sub(ITEM_ATTACHMENTS_MAX);
+        attachments.truncate(ITEM_ATTACHMENTS_MAX);
         let mut message = AgentMessage {
-            attachments: usable_attachments(&reply.attachments),
+            attachments,
             annotations: (!annotations.is_empty()).then(|| raw(&annotations)),
             ..AgentMessage::plain(&format!("{}{text}", notice_in(&reply.notes)))
         };
         let calls = Some(reply.tool_calls.as_slice()).filter(|calls| !calls.is_empty());
         let mut notes = reply.notes;
+        if left_out > 0 {
+            let count = BTreeMap::from([("count", left_out)]);
+            notes.push(TraceNote::new("attachments_left_out", &count));
+        }
         if let Some(untold) = calls.filter(|_| !reply_use.tells_calls) {
             let calls = BTreeMap::from([("tool_calls", untold)]);
             notes.push(TraceNote::new("tool_calls", &calls));
@@ -253,5 +260,5 @@ fn usable_attachments(attachments: &[Raw]) -> Vec<AttachmentBody> {
         let has_source = file.url.is_some() || file.reference_url.is_some() || file.data.is_some();
         has_source.then_some(file)
     });
-    files.take(ITEM_ATTACHMENTS_MAX).collect()
+    files.collect()
 }

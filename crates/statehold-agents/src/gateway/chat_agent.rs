@@ -247,7 +247,7 @@ impl ChatAgent {
                 &mut writer,
             );
             let reply = reply.await;
-            if let Some(stages) = &writer.stages {
+            if let Some(stages) = &mut writer.stages {
                 // Stages that the agent left open end with its answer.
                 stages.close(match &reply {
                     Ok(_) => StageStatus::Completed,
@@ -305,8 +305,12 @@ impl ChatAgent {
             && delays.has_next(error)
         {
             delays.wait(request, error).await;
-            // Do not stream the answer twice; the complete answer is recorded.
-            reply = self.chat.chat(endpoint, call, &mut |_| ()).await;
+            // Do not stream the text twice; the complete answer is recorded. The stages of the
+            // failed attempt have failed, and those of this one are new.
+            reply = self
+                .chat
+                .chat_into(endpoint, call, &mut writer.again())
+                .await;
         }
         if reply.as_ref().is_err_and(is_forbidden) && call_headers::drop_user(&mut call.headers) {
             reply = self.chat.chat_into(endpoint, call, writer).await;

@@ -65,7 +65,7 @@ const OWN_FIELDS: [&str; 6] = [
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct DialAttachment {
     #[serde(default, skip_serializing)]
-    index: Option<u64>,
+    index: Value,
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     kind: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,13 +126,15 @@ pub(super) fn merged_attachments(streamed: &[Raw]) -> Vec<Raw> {
         .iter()
         .filter_map(|file| DialAttachment::read(file))
     {
-        let known = file.index.and_then(|index| places.get(&index).copied());
+        // A file with an odd index is one of its own.
+        let index = file.index.as_u64();
+        let known = index.and_then(|index| places.get(&index).copied());
         if let Some(place) = known {
             let known: &mut DialAttachment = &mut all[place];
             known.append(file);
             continue;
         }
-        if let Some(index) = file.index {
+        if let Some(index) = index {
             places.insert(index, all.len());
         }
         all.push(file);
@@ -233,6 +235,8 @@ mod tests {
             r#"{"index":0,"type":null,"data":"e"}"#,
             r#""none""#,
             r#"{"title":"whole","url":"files/w"}"#,
+            r#"{"index":"0","url":"files/odd"}"#,
+            r#"{"index":-1,"url":"files/odder"}"#,
         ];
         let merged = merged_attachments(&streamed.map(json));
         let merged: Vec<&str> = merged.iter().map(|file| file.get()).collect();
@@ -242,6 +246,8 @@ mod tests {
                 r#"{"type":"text/plain","title":"a","data":"one"}"#,
                 r#"{"type":"text/csv","url":"files/r.csv"}"#,
                 r#"{"title":"whole","url":"files/w"}"#,
+                r#"{"url":"files/odd"}"#,
+                r#"{"url":"files/odder"}"#,
             ]
         );
     }

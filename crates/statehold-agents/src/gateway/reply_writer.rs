@@ -1,4 +1,5 @@
-//! Writes an answer into the draft of its turn while it arrives: text, and the stages of agents behind DIAL.
+//! Writes an answer into the draft of its turn while it arrives: text, and the stages of agents
+//! behind DIAL.
 
 use serde_json::value::RawValue;
 
@@ -19,6 +20,31 @@ impl<S: Fn(&str) + Send> ReplySink for ReplyWriter<S> {
 
     fn update_stages(&mut self, updates: &RawValue) -> bool {
         let Some(stages) = &mut self.stages else {
+            return false;
+        };
+        stages.update(updates);
+        true
+    }
+}
+
+impl<S> ReplyWriter<S> {
+    /// Takes the answer to a call that is made again: its stages, and not its text.
+    pub(super) fn again(&mut self) -> RepeatedReply<'_> {
+        if let Some(stages) = &mut self.stages {
+            stages.restart();
+        }
+        RepeatedReply(self.stages.as_mut())
+    }
+}
+
+/// Writes the stages of an answer whose text was begun before.
+pub(super) struct RepeatedReply<'a>(Option<&'a mut StageMirror>);
+
+impl ReplySink for RepeatedReply<'_> {
+    fn write(&mut self, _: &str) {}
+
+    fn update_stages(&mut self, updates: &RawValue) -> bool {
+        let Some(stages) = &mut self.0 else {
             return false;
         };
         stages.update(updates);

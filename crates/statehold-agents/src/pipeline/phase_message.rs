@@ -28,7 +28,7 @@ pub(super) fn phase_message(
     };
     message.annotations = None;
     if taken.is_some() {
-        message.data = None;
+        message.data = input.stage_marker();
     }
     let is_seen = |name: &Name| match &phase.sees {
         SeenAnswers::All => true,

@@ -6,9 +6,10 @@ use statehold_core::ids::RequestId;
 use statehold_core::item::Role;
 use statehold_core::name::Name;
 use statehold_core::request::RequestOutcome;
+use statehold_engine::api::turn::{AgentReply, ReplyParts};
 use statehold_engine::bodies::{error_in, payload};
 use statehold_engine::leased::{ChildLease, ClaimedTurn};
-use statehold_engine::stage::StageStatus;
+use statehold_engine::stage::{Stage, StageStatus};
 use statehold_engine::{DraftReader, Ended, Progress, StoredRecord};
 use tokio::sync::oneshot;
 
@@ -16,7 +17,8 @@ use super::generation::TurnSlot;
 use super::journal::StepKind;
 use super::run::{AgentRun, CommitPhase, WaitingParent};
 use crate::message::AgentMessage;
-use crate::stages::OpenStage;
+use crate::spec::StageDetail;
+use crate::stages::{ChildStages, OpenStage};
 use crate::turn::{TurnError, TurnFailure};
 use crate::turn_memory;
 
@@ -31,6 +33,23 @@ pub(crate) enum ChildAnswer {
     /// The child failed or was cancelled.
     Failed(TurnFailure),
 }
+
+impl ChildAnswer {
+    /// The message of a child that has completed.
+    pub(crate) fn into_message(self) -> Result<AgentMessage, TurnError> {
+        match self {
+            Self::Completed(message) => Ok(message),
+            Self::Failed(failure) => Err(TurnError::Failed(failure)),
+        }
+    }
+}
+
+/// A child, its answer if that can be awaited, and where it writes its stages.
+type StartedChild = (
+    RequestId,
+    Option<oneshot::Receiver<AgentMessage>>,
+    ChildStages,
+);
 
 /// The draft of a child's answer, and where its text goes.
 pub(super) struct ChildDraft {
@@ -48,12 +67,16 @@ impl AgentRun {
         message: &AgentMessage,
         passes: bool,
     ) -> Result<(RequestId, ChildAnswer), TurnError> {
-        let stage = self.stages.open(&format!("Call {agent} Agent"));
-        let (child, answer) = match self.children.pop_front() {
+        let stage = self.open_call(agent);
+        let (child, answer, stages) = match self.children.pop_front() {
             Some((started, asked)) if asked == *agent => {
                 // Nothing is committed before the turn goes on with this child, so its lease may not be durable yet.
                 self.request.durable().await?;
-                (started, None)
+                (
+                    started,
+                    None,
+                    self.generation.outlines.place(started, &stage),
+                )
             }
             Some((_, asked)) => {
                 let what = format!("it had called {asked} and would now call {agent}");
@@ -65,9 +88,9 @@ impl AgentRun {
             reader: self.engine.follow_draft(child),
             stage: None,
         });
-        let shown = || stage.shows_text() && self.generation.shows_text_of(agent);
+        let shows_answer = !passes && self.shows_answer(&stage, agent);
         let draft = draft.or_else(|| {
-            shown().then(|| ChildDraft {
+            shows_answer.then(|| ChildDraft {
                 reader: self.engine.follow_draft(child),
                 stage: Some(stage.clone()),
             })
@@ -85,26 +108,106 @@ impl AgentRun {
         if let ChildAnswer::Completed(message) = &answer {
             hold_answer(message)?;
         }
-        stage.close(match &answer {
-            ChildAnswer::Completed(_) => StageStatus::Completed,
-            ChildAnswer::Failed(_) => StageStatus::Failed,
-        });
+        self.close_call(
+            (&stage, shows_answer),
+            agent,
+            &stages,
+            (ended.as_ref(), &answer),
+        );
         Ok((child, answer))
     }
 
-    /// Leaves out a child whose end is recorded in a step, so that the next agent is not taken for it.
-    pub(crate) fn leave_out_child(&mut self, child: RequestId) {
+    /// Shows the stages of a child whose end is recorded in a step, and leaves the child out, so
+    /// that the next agent is not taken for it. Returns its answer.
+    pub(crate) async fn replay_child(
+        &mut self,
+        agent: &Name,
+        child: RequestId,
+    ) -> Result<ChildAnswer, TurnError> {
         self.children.retain(|(known, _)| *known != child);
         self.failed_child.take_if(|failed| failed.request == child);
+        let stage = self.open_call(agent);
+        let stages = self.generation.outlines.place(child, &stage);
+        let ended = self.request.end_of(child).await?;
+        let answer = child_answer(agent.as_str(), ended.as_ref());
+        let shows_answer = self.shows_answer(&stage, agent);
+        self.close_call(
+            (&stage, shows_answer),
+            agent,
+            &stages,
+            (ended.as_ref(), &answer),
+        );
+        Ok(answer)
+    }
+
+    /// Opens the stage of a call.
+    fn open_call(&self, agent: &Name) -> OpenStage {
+        self.stages.open(&format!("Call {agent} Agent"))
+    }
+
+    /// Whether the stage of a call has the answer as its text.
+    fn shows_answer(&self, stage: &OpenStage, agent: &Name) -> bool {
+        stage.shows_text() && self.generation.stages_of(agent) == StageDetail::Full
+    }
+
+    /// Completes the stage of a call and those below it, also if the child has ended elsewhere or
+    /// before.
+    fn close_call(
+        &self,
+        (stage, shows_answer): (&OpenStage, bool),
+        agent: &Name,
+        stages: &ChildStages,
+        (ended, answer): (Option<&Ended>, &ChildAnswer),
+    ) {
+        if !stages.is_complete() {
+            let finished = ended.and_then(|ended| ended.finished.as_ref());
+            let recorded = self.recorded_stages(agent, stages.child, finished);
+            if !recorded.is_empty() {
+                stages.replace(&recorded);
+            }
+        }
+        stage.close(match answer {
+            ChildAnswer::Completed(message) => {
+                if shows_answer && !stage.has_text() {
+                    stage.write(&message.text());
+                }
+                StageStatus::Completed
+            }
+            ChildAnswer::Failed(_) => StageStatus::Failed,
+        });
+    }
+
+    /// The stages in the record that ended a child, as far as clients see them. Agents of this server
+    /// record no others; a worker may record anything.
+    fn recorded_stages(
+        &self,
+        agent: &Name,
+        child: RequestId,
+        finished: Option<&StoredRecord>,
+    ) -> Vec<Stage> {
+        let parts = ReplyParts {
+            stages: true,
+            ..ReplyParts::default()
+        };
+        let recorded = || AgentReply::of(child, finished, parts).stages;
+        let named = |stage: Stage| Stage {
+            content: String::new(),
+            attachments: Vec::new(),
+            ..stage
+        };
+        match self.generation.stages_of(agent) {
+            StageDetail::None => Vec::new(),
+            StageDetail::Names if self.generation.is_worker(agent) => {
+                recorded().into_iter().map(named).collect()
+            }
+            StageDetail::Names | StageDetail::Full => recorded(),
+        }
     }
 
     /// The answer of a child that has ended.
     pub(crate) async fn answer_of(&self, child: RequestId) -> Result<AgentMessage, TurnError> {
         let ended = self.request.end_of(child).await?;
-        match child_answer("the agent", ended.as_ref()) {
-            ChildAnswer::Completed(message) => Ok(message),
-            ChildAnswer::Failed(failure) => Err(TurnError::Failed(failure)),
-        }
+        child_answer("the agent", ended.as_ref()).into_message()
     }
 
     /// Starts the child. One that this server hosts begins when its start is decided, and its answer can be
@@ -114,20 +217,20 @@ impl AgentRun {
         agent: &Name,
         message: &AgentMessage,
         stage: &OpenStage,
-    ) -> Result<(RequestId, Option<oneshot::Receiver<AgentMessage>>), TurnError> {
+    ) -> Result<StartedChild, TurnError> {
         let mut batch = self.request.batch_redacted_for(agent).await?;
         let input = message.put(batch.payloads());
         // Reserve a turn and claim a hosted child in the commit that starts it. That saves the trip
         // through the claim queue.
         let slot = self.generation.reserve_turn(agent).await;
         let starts_with_commit = slot.as_ref().map(TurnSlot::starts_with_commit);
-        let (slot, answer) = (Mutex::new(slot), Mutex::new(None));
+        let (slot, answer, stages) = (Mutex::new(slot), Mutex::new(None), Mutex::new(None));
+        let outlines = &self.generation.outlines;
         let hand_over = |child: ClaimedTurn| {
             let (told_by, told) = oneshot::channel();
-            let parent = WaitingParent {
-                answer: told_by,
-                stages: stage.below(),
-            };
+            let parent = WaitingParent { answer: told_by };
+            let place = outlines.place(child.request.ids.request, stage);
+            *stages.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
             *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
             let slot = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
             match slot {
@@ -161,7 +264,11 @@ impl AgentRun {
             self.notify_hook(step.kind, CommitPhase::After);
         }
         let answer = answer.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok((id, answer))
+        let stages = stages.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // A child that was not handed over is claimed from the queue, and may run already.
+        let stages = stages.filter(|stages| stages.child == id);
+        let stages = stages.unwrap_or_else(|| self.generation.outlines.place(id, stage));
+        Ok((id, answer, stages))
     }
 
     /// Waits until the child has ended, or until its `answer` is decided, and returns that. If the child

@@ -21,7 +21,8 @@ use super::{ConversationReader, LEASE_MS, RunnerOptions, StepHook};
 use crate::gateway::ConversationLocks;
 use crate::http::HttpPool;
 use crate::mcp::ToolServers;
-use crate::spec::{AgentBook, AgentSpec, StageDetail};
+use crate::spec::{AgentBook, AgentKind, AgentSpec, StageDetail};
+use crate::stages::Outlines;
 use crate::turn::Agent;
 
 /// Long-poll timeout of a claim, and the maximum number of requests per claim.
@@ -49,6 +50,8 @@ pub(super) struct RunnerShared {
     active: Mutex<Option<Arc<Generation>>>,
     /// Resources of every agent that this process has hosted.
     resources: Mutex<BTreeMap<Name, AgentResources>>,
+    /// The stages of running turns, across generations.
+    outlines: Arc<Outlines>,
 }
 
 /// Resources of an agent that survive a new declaration.
@@ -81,6 +84,7 @@ impl RunnerShared {
             switching: tokio::sync::Mutex::default(),
             active: Mutex::default(),
             resources: Mutex::default(),
+            outlines: Arc::default(),
         }
     }
 
@@ -122,6 +126,7 @@ pub(crate) struct Generation {
     pub(super) asks_people: bool,
     pub(super) conversation_reader: Option<ConversationReader>,
     pub(super) debug_log: Option<Arc<DebugLog>>,
+    pub(super) outlines: Arc<Outlines>,
     tenant: Name,
     book: Arc<AgentBook>,
     agents: BTreeMap<Name, LocalAgent>,
@@ -206,6 +211,7 @@ impl Generation {
             asks_people: shared.asks_people,
             conversation_reader: shared.conversation_reader.clone(),
             debug_log: shared.debug_log.clone(),
+            outlines: Arc::clone(&shared.outlines),
             tenant: shared.tenant.clone(),
             book,
             agents,
@@ -349,10 +355,16 @@ impl Generation {
             .spawn(generation.execute_turn(local, claimed, permit, parent));
     }
 
-    /// Whether clients see the text of an agent's stages.
-    pub(super) fn shows_text_of(&self, agent: &Name) -> bool {
+    /// How much of the stages of an agent clients see.
+    pub(super) fn stages_of(&self, agent: &Name) -> StageDetail {
         let spec = self.book.agent(agent);
-        spec.is_some_and(|spec| spec.stages == StageDetail::Full)
+        spec.map_or(StageDetail::None, |spec| spec.stages)
+    }
+
+    /// Whether an agent is worked on elsewhere.
+    pub(super) fn is_worker(&self, agent: &Name) -> bool {
+        let spec = self.book.agent(agent);
+        spec.is_none_or(|spec| matches!(spec.kind, AgentKind::Worker))
     }
 
     /// Starts a turn as soon as it has a permit.

@@ -9,6 +9,7 @@ use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{CallMark, ItemKind};
 use statehold_engine::bodies::{ItemBody, Raw, parse};
 use statehold_engine::leased::LeasedRequest;
+use statehold_engine::stage::Stage;
 use statehold_engine::{EngineError, StoredItem};
 
 use super::tools::CallReport;
@@ -88,6 +89,10 @@ pub(super) struct StepBody {
     /// The text that `result` lacks, because the output in the same record has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) output: Option<OutputText>,
+    /// The stages that the step has shown, as clients may see them. A turn that resumes shows them
+    /// again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) stages: Vec<Stage>,
 }
 
 /// A text of a step's result that is the end of the text of the request's output.
@@ -235,6 +240,7 @@ mod tests {
             config: None,
             usage: None,
             output: None,
+            stages: Vec::new(),
         }
     }
 

@@ -13,14 +13,13 @@ use statehold_core::hold::{CallTarget, HoldKind, HoldStatus};
 use statehold_core::ids::{ItemId, RequestId};
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, Role};
 use statehold_core::name::Name;
-use statehold_core::record::Event;
 use statehold_core::request::RequestOutcome;
 use statehold_core::scope::{Scope, StateKey};
 use statehold_engine::bodies::{ItemBody, Raw, parse, text_of};
 use statehold_engine::leased::{
     ClaimedTurn, EarlierAttempts, EarlierChild, LeasedRequest, WriteBatch,
 };
-use statehold_engine::{Credential, Engine, EngineError, HoldDetail, StoredRecord};
+use statehold_engine::{Credential, Engine, EngineError, HoldDetail};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use super::ConversationReader;
@@ -29,7 +28,7 @@ use super::generation::{Generation, TurnPermit};
 use super::journal::{Journal, StepBody, StepKind};
 use crate::message::{AgentMessage, raw};
 use crate::spec::{AgentKind, AgentSpec};
-use crate::stages::StageWriter;
+use crate::stages::{RunningOutline, StageWriter};
 use crate::turn::{TraceNote, TurnAnswer, TurnError};
 
 /// When a step hook is called.
@@ -79,6 +78,8 @@ impl UncommittedStep {
         let mut step = self.body.clone();
         if let Some(output) = output {
             step.name_output(output);
+            // The note of the same commit has them.
+            step.stages.clear();
         }
         let body = ItemBody {
             name: Some(self.kind.word().to_owned()),
@@ -116,15 +117,6 @@ fn put_shown(shown: Option<&(Name, AgentMessage)>, batch: &mut WriteBatch) {
 pub(super) struct WaitingParent {
     /// Gets the answer when the child's end is decided.
     pub(super) answer: oneshot::Sender<AgentMessage>,
-    /// Where the stages of the child lie.
-    pub(super) stages: StageWriter,
-}
-
-/// Whether a request was started by a caller, and not by another request.
-fn is_root(started: &StoredRecord, id: RequestId) -> bool {
-    started.record.content.events.iter().any(|event| {
-        matches!(event, Event::RequestStarted { request, parent: None, .. } if *request == id)
-    })
 }
 
 /// Whether a person refused the credential that a hold asked for. None for holds of other kinds.
@@ -167,10 +159,9 @@ pub(crate) struct AgentRun {
     pub(super) deferred: Option<UncommittedStep>,
     /// The turn in this process that passes on the answer of this one.
     parent: Mutex<Option<oneshot::Sender<AgentMessage>>>,
-    /// Writes the stages of this turn.
+    /// Writes the stages of this request.
     pub(crate) stages: StageWriter,
-    /// Whether the end of the request has the stages of its turn: it is at the root, and its client shows them.
-    keeps_stages: bool,
+    outline: RunningOutline,
     /// The child whose answer this turn passes on. Its end is decided, and may not be durable.
     pub(super) ending_child: Option<RequestId>,
 }
@@ -187,7 +178,6 @@ impl AgentRun {
         let request = claimed.request;
         let started = claimed.started.as_ref();
         let started_by = started.map_or(0, |started| started.record.content.seq);
-        let is_root = started.is_some_and(|started| is_root(started, request.ids.request));
         let earlier = match &claimed.started {
             Some(started) => request.earlier_attempts(started).await?,
             None => EarlierAttempts::default(),
@@ -239,17 +229,16 @@ impl AgentRun {
         children.extend(claimed.children);
         let holds = earlier.holds.into_iter().chain(claimed.holds).collect();
         let engine = generation.engine.clone();
-        let (parent, stages) = if let Some(parent) = parent {
-            (Some(parent.answer), parent.stages.limited_to(spec.stages))
-        } else {
-            let id = request.ids.request;
-            (None, StageWriter::of_turn(engine.clone(), id, spec.stages))
+        let (id, outlines) = (request.ids.request, &generation.outlines);
+        let outline = match request.parent {
+            None => outlines.begin_root(&engine, id, input.shows_stages()),
+            Some(_) => outlines.begin_child(id, input.shows_stages()),
         };
+        let stages = outline.writer(spec.stages);
         Ok(Self {
             engine,
             spec,
             request,
-            keeps_stages: is_root && input.shows_stages(),
             input,
             started_by,
             is_continued: !earlier.requests.is_empty(),
@@ -264,8 +253,9 @@ impl AgentRun {
             permit,
             next_step: 0,
             deferred: None,
-            parent: Mutex::new(parent),
+            parent: Mutex::new(parent.map(|parent| parent.answer)),
             stages,
+            outline,
             ending_child: None,
         })
     }
@@ -302,6 +292,7 @@ impl AgentRun {
         if let Some(known) = self.journal.steps.pop_front() {
             if (known.index, known.step, known.input) == (index, kind, input) {
                 self.next_step += 1;
+                self.stages.replay(&known.stages);
                 return serde_json::from_str(known.result.get())
                     .map_err(|error| TurnError::step_malformed(what, &error));
             }
@@ -313,6 +304,7 @@ impl AgentRun {
             return Err(step_mismatch(&what));
         }
         self.record_deferred().await?;
+        let before = self.stages.count();
         let (result, mut extras) = work.await?;
         let body = StepBody {
             index,
@@ -322,6 +314,11 @@ impl AgentRun {
             config: (index == 0).then_some(self.spec.digest),
             usage: extras.usage.take(),
             output: None,
+            stages: if self.stages.is_kept() {
+                self.stages.stages_after(before)
+            } else {
+                Vec::new()
+            },
         };
         self.notify_hook(kind, CommitPhase::Before);
         let made = UncommittedStep { kind, body, extras };
@@ -462,6 +459,7 @@ impl AgentRun {
     /// Completes the request with its answer.
     pub(super) async fn complete(&mut self, answer: &TurnAnswer) -> Result<(), TurnError> {
         self.notify_hook(StepKind::Answer, CommitPhase::Before);
+        self.outline.complete();
         let Some(last) = self.deferred.take() else {
             if let Some(child) = self.ending_child {
                 self.commit_with_child(answer, child).await?;
@@ -553,8 +551,7 @@ impl AgentRun {
             let stored = stored.content.as_deref().map(text_of).unwrap_or_default();
             last.put(&mut batch, Some(&stored));
         }
-        let stages = self.keeps_stages.then(|| self.stages.note()).flatten();
-        for note in answer.notes.iter().chain(&stages) {
+        for note in answer.notes.iter().chain(&self.stages.note()) {
             batch.push(ItemKind::Note, None, &note.body());
         }
         put_shown(answer.shown.as_ref(), &mut batch);

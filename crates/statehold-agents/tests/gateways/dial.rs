@@ -395,6 +395,26 @@ async fn the_last_chunk_has_the_end_and_the_usage_at_once() -> Outcome {
     Ok(())
 }
 
+#[tokio::test]
+async fn files_that_an_answer_has_no_room_for_are_counted_in_the_trace() -> Outcome {
+    let server = app(|_| {
+        let files = (0..70).map(|n| json!({"index": n, "url": format!("files/{n}")}));
+        let files = json!({"attachments": files.collect::<Vec<_>>()});
+        answer(vec![custom(&files.to_string()), say("many")])
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(dial("gpa", &server))]).await;
+    let runner = rig.runner().await;
+    let session = rig.session("gpa").await;
+    assert_eq!(rig.turn(session, "gpa", "go").await, "many");
+    let notes = rig.notes(session, "gpa").await;
+    let left_out = ("attachments_left_out".to_owned(), json!({"count": 6}));
+    assert!(notes.contains(&left_out), "{notes:?}");
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
 /// The key of a call is forgotten when the call ends. The call that decides brings another one.
 #[tokio::test]
 async fn a_turn_goes_on_with_the_key_of_the_call_that_decides() -> Outcome {

@@ -1,21 +1,25 @@
-//! Stages of agents behind DIAL: mirrored under numbers of our own, below the stage of the call, and all closed.
+//! Stages of agents behind DIAL: mirrored under numbers of our own, below the stage of the call,
+//! and all closed.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 use statehold_agents::spec::{AgentSpec, StageDetail};
+use statehold_core::hold::DecisionKind;
 use statehold_core::ids::RequestId;
 use statehold_engine::DraftChange;
 use statehold_engine::api::turn::{AgentReply, ReplyParts};
 use statehold_engine::bodies::ItemBody;
 use statehold_engine::stage::{StageChange, StageStatus};
 use statehold_fakes::dial::{
-    answer, closes, custom, error, opens, opens_below, say, stage, unended, whole, writes,
+    answer, closes, custom, error, opens, opens_below, say, stage, state, unended, whole, writes,
 };
 use statehold_fakes::{BodyStep, FakeService, ScriptedResponse};
 use tokio::sync::Barrier;
 
+use crate::pause::asked;
 use crate::rig::{Outcome, PATIENCE, Rig, error as error_of, router};
 use crate::world::dial;
 
@@ -192,7 +196,7 @@ async fn the_stages_of_a_whole_answer_are_mirrored_in_their_order() {
 }
 
 #[tokio::test]
-async fn what_an_agent_leaves_open_is_closed_and_failed_if_the_stream_broke() -> Outcome {
+async fn open_stages_are_closed_with_the_stream_and_fail_if_it_broke() -> Outcome {
     let left = || vec![opens(0, "a"), opens_below(0, 1, "b"), writes(1, "half")];
     let stages = mirrored(left().into_iter().chain([say("done")]).collect()).await;
     assert_eq!(short(&stages), ["a [] completed", "0/b [half] completed"]);
@@ -287,6 +291,194 @@ async fn more_stages_than_a_turn_may_have_are_left_out_and_all_others_are_closed
     assert!(bytes < 512 * 1024, "{bytes}");
 }
 
+/// The state of an agent that asks a person.
+fn asks() -> BodyStep {
+    state(
+        r#"{"statehold":{"status":"paused","holds":[{"id":"q","kind":"question","title":"Which?"}]}}"#,
+    )
+}
+
+/// An agent that searches, asks a person, and pays.
+async fn payer() -> FakeService {
+    FakeService::start(|seen| match seen.said().as_str() {
+        "go" => answer(vec![
+            opens(0, "search"),
+            writes(0, "found two"),
+            closes(0, "completed"),
+            opens(1, "ask"),
+            asks(),
+        ]),
+        _ => answer(vec![opens(0, "pay"), writes(0, "5"), say("paid")]),
+    })
+    .await
+}
+
+const PAID: [&str; 3] = [
+    "search [found two] completed",
+    "ask [] completed",
+    "pay [5] completed",
+];
+
+/// The open questions of a request.
+async fn answer_question(rig: &Rig, request: RequestId) {
+    let holds = asked(rig, request).await;
+    rig.decide(&holds[0], DecisionKind::Respond, Some("the red one"))
+        .await;
+}
+
+#[tokio::test]
+async fn the_stages_of_every_call_of_a_turn_are_shown_and_kept_after_a_pause() -> Outcome {
+    let server = payer().await;
+    let rig = Rig::new(vec![Arc::new(dial("gpa", &server))]).await;
+    let runner = rig.runner().await;
+    let request = ask(&rig, "gpa", "go").await;
+    // A stream that waits for the person.
+    let mut draft = rig.engine.follow_draft(request);
+    asked(&rig, request).await;
+    answer_question(&rig, request).await;
+    assert_eq!(short(&kept(&rig, request).await), PAID);
+    let (mut names, mut ended) = (Vec::new(), Vec::new());
+    rig.engine.forget_draft(request);
+    while let Some(change) = draft.next_change().await {
+        match change {
+            DraftChange::Stage(StageChange::Opened { name, .. }) => names.push(name),
+            DraftChange::Stage(StageChange::Closed { stage, .. }) => ended.push(stage),
+            DraftChange::Stage(_) | DraftChange::Text(_) => {}
+        }
+    }
+    assert_eq!(
+        (names, ended),
+        (
+            vec!["search".into(), "ask".into(), "pay".into()],
+            vec![0, 1, 2]
+        )
+    );
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_stages_below_a_coordinator_are_kept_after_a_pause_and_after_a_restart() -> Outcome {
+    for is_restarted in [false, true] {
+        let server = payer().await;
+        let rig = Rig::new(vec![full_router(), Arc::new(dial("gpa", &server))]).await;
+        let mut runner = rig.runner().await;
+        let request = ask(&rig, "front", "go").await;
+        let waits = rig.until(request, |detail| {
+            let live = detail.request.live();
+            live.is_some_and(|live| live.lease.is_none() && !live.children.is_empty())
+        });
+        let waits = waits.await;
+        let live = waits.request.live().expect("it waits");
+        let child = *live.children.first().expect("a child");
+        if is_restarted {
+            asked(&rig, child).await;
+            runner.stop().await;
+            runner = rig.runner().await;
+        }
+        answer_question(&rig, child).await;
+        let stages = short(&kept(&rig, request).await);
+        let nested = PAID.map(|stage| format!("1/{stage}"));
+        let own = [
+            r#"Coordination Request [{"agent_name":"gpa"}] completed"#,
+            "Call gpa Agent [] completed",
+        ];
+        assert_eq!(stages[..2], own);
+        assert_eq!(stages[2..], nested);
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_child_that_waits_for_a_permit_writes_its_stages_below_its_call() -> Outcome {
+    let (busy, free) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let gates = (Arc::clone(&busy), Arc::clone(&free));
+    let server = FakeService::start(move |seen| {
+        let mut steps = vec![opens(0, "tool"), writes(0, &seen.said()), say("done")];
+        if seen.said() == "first" {
+            let gates = [&gates.0, &gates.1].map(|gate| BodyStep::Meet(Arc::clone(gate)));
+            steps = gates.into_iter().chain(steps).collect();
+        }
+        answer(steps)
+    })
+    .await;
+    let rig = Rig::new(vec![full_router(), Arc::new(dial("gpa", &server))]).await;
+    let runner = rig.limited(1).await;
+    let first = ask(&rig, "gpa", "first").await;
+    busy.wait().await;
+    let second = ask(&rig, "front", "second").await;
+    rig.until(second, |detail| {
+        let live = detail.request.live();
+        live.is_some_and(|live| !live.children.is_empty())
+    })
+    .await;
+    free.wait().await;
+    assert_eq!(short(&kept(&rig, first).await), ["tool [first] completed"]);
+    let stages = short(&kept(&rig, second).await);
+    assert_eq!(stages[2..], ["1/tool [second] completed"]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_decision_that_is_delivered_again_has_the_stages_of_both_attempts() -> Outcome {
+    let attempts = AtomicUsize::new(0);
+    let server = FakeService::start(move |seen| {
+        if seen.said() == "go" {
+            return answer(vec![asks()]);
+        }
+        let steps = vec![opens(0, "pay"), writes(0, "half")];
+        match attempts.fetch_add(1, Ordering::SeqCst) {
+            0 => unended(steps.into_iter().chain([BodyStep::Cut]).collect()),
+            _ => answer(steps.into_iter().chain([say("paid")]).collect()),
+        }
+    })
+    .await;
+    let rig = Rig::new(vec![Arc::new(dial("gpa", &server))]).await;
+    let runner = rig.runner().await;
+    let request = ask(&rig, "gpa", "go").await;
+    answer_question(&rig, request).await;
+    let stages = short(&kept(&rig, request).await);
+    assert_eq!(stages, ["pay [half] failed", "pay [half] completed"]);
+    runner.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_file_of_a_stage_that_comes_in_parts_is_one_file() {
+    let part = |file: &Value| stage(&json!({"index": 0, "attachments": [file], "status": null}));
+    let stages = mirrored(vec![
+        opens(0, "draw"),
+        part(&json!({"index": 0, "title": "a", "data": "on"})),
+        part(&json!({"index": 1, "title": "b", "url": "files/b"})),
+        part(&json!({"index": 0, "data": "e"})),
+        part(&json!({"index": "odd", "url": "files/c"})),
+        closes(0, "completed"),
+        say("x"),
+    ])
+    .await;
+    assert_eq!(
+        stages[0]["attachments"],
+        json!([{"title": "a", "data": "one"}, {"title": "b", "url": "files/b"}, {"url": "files/c"}])
+    );
+}
+
+#[tokio::test]
+async fn a_name_that_grows_has_a_limit() {
+    let long = "n".repeat(700);
+    let piece = stage(&json!({"index": 0, "name": long, "status": null}));
+    let pieces = vec![piece; 5];
+    let stages = mirrored(pieces.into_iter().chain([say("x")]).collect()).await;
+    let name = stages[0]["name"].as_str().expect("a name");
+    assert!((1_000..=1_024).contains(&name.len()), "{}", name.len());
+    assert!(name.ends_with("n…"));
+}
+
 /// 64 streams at once, each with 50 stages. Every second agent stops in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixty_four_streams_at_once_cross_no_stage_and_leave_none_open() -> Outcome {
@@ -338,6 +530,9 @@ async fn sixty_four_streams_at_once_cross_no_stage_and_leave_none_open() -> Outc
                         names.push((name, parent));
                         texts.push(String::new());
                         ends.push(None);
+                    }
+                    DraftChange::Stage(StageChange::Named { stage, text }) => {
+                        names[stage].0.push_str(&text);
                     }
                     DraftChange::Stage(StageChange::Wrote { stage, text }) => {
                         texts[stage].push_str(&text);

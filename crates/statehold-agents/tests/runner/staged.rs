@@ -1,16 +1,19 @@
-//! The stages of a turn: what a coordinator and the agents below it show while they work, and what is kept of it.
+//! The stages of a turn: what a coordinator and the agents below it show while they work, and what
+//! is kept of it.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json, value::to_raw_value};
-use statehold_agents::spec::{AgentKind, AgentSpec, StageDetail};
-use statehold_core::ids::RequestId;
+use statehold_agents::spec::{AgentKind, AgentSpec, PhaseInput, PhaseSpec, StageDetail};
+use statehold_core::ids::{RequestId, SessionId};
+use statehold_core::item::ItemKind;
 use statehold_engine::DraftChange;
 use statehold_engine::api::turn::{AgentReply, ReplyParts};
 use statehold_engine::bodies::ItemBody;
-use statehold_engine::stage::StageChange;
+use statehold_engine::stage::{STAGES_NOTE, StageChange};
 
-use crate::rig::{Outcome, PATIENCE, Rig, agent, router};
+use crate::phases::{phase, pipeline};
+use crate::rig::{Outcome, PATIENCE, Rig, agent, router, said};
 
 fn detailed(spec: Arc<AgentSpec>, stages: StageDetail) -> Arc<AgentSpec> {
     let mut spec = Arc::into_inner(spec).expect("one owner");
@@ -30,12 +33,16 @@ async fn coordinators(top: StageDetail, bottom: StageDetail) -> Rig {
 /// Asks as a client that shows stages.
 async fn ask(rig: &Rig, text: &str) -> RequestId {
     let session = rig.session("top").await;
+    ask_in(rig, session, "top", text).await
+}
+
+async fn ask_in(rig: &Rig, session: SessionId, agent: &str, text: &str) -> RequestId {
     let body = ItemBody {
         content: Some(to_raw_value(text).expect("text")),
         data: Some(to_raw_value(&json!({"dial": {}})).expect("JSON")),
         ..ItemBody::default()
     };
-    rig.ask_body(session, "top", &body, &[]).await
+    rig.ask_body(session, agent, &body, &[]).await
 }
 
 /// The stages in the end of a request, in short.
@@ -133,12 +140,91 @@ async fn a_turn_that_goes_on_after_a_lost_runner_keeps_each_stage_once() -> Outc
     first.stop().await;
     let second = rig.runner().await;
     rig.answer(&claimed, "Sunny").await;
-    let shown = kept(&rig, request).await;
-    assert_eq!(shown[0], "Coordination Request [] completed");
-    assert_eq!(shown[1], "Call bottom Agent [] completed");
-    let again = shown.iter().filter(|stage| stage.contains("Call bottom"));
-    assert_eq!(again.count(), 1);
+    assert_eq!(
+        kept(&rig, request).await,
+        [
+            "Coordination Request [] completed",
+            "Call bottom Agent [] completed",
+            "1/Coordination Request [] completed",
+            "1/Call weather Agent [] completed",
+        ]
+    );
     second.stop().await;
     rig.engine.shut_down().await;
+    Ok(())
+}
+
+/// The answers of the phases that had ended come from their records.
+#[tokio::test]
+async fn a_pipeline_that_goes_on_after_a_lost_runner_has_the_stages_of_all_phases() -> Outcome {
+    let answer_alone = PhaseSpec {
+        input: PhaseInput::Answer,
+        ..phase("check")
+    };
+    let line = AgentKind::Pipeline(Arc::new(pipeline(vec![phase("bottom"), answer_alone])));
+    let check = router("check", &[(".", "weather")], &["weather"]);
+    let bottom = router("bottom", &[(".", "weather")], &["weather"]);
+    let rig = Rig::new(vec![
+        detailed(agent("line", line), StageDetail::Full),
+        detailed(bottom, StageDetail::Full),
+        detailed(check, StageDetail::Names),
+        agent("weather", AgentKind::Worker),
+    ])
+    .await;
+    let first = rig.runner().await;
+    let session = rig.session("line").await;
+    let request = ask_in(&rig, session, "line", "weather?").await;
+    rig.answer(&rig.claim("weather").await, "Sunny").await;
+    let claimed = rig.claim("weather").await;
+    first.stop().await;
+    let second = rig.runner().await;
+    rig.answer(&claimed, "Really").await;
+    assert_eq!(
+        kept(&rig, request).await,
+        [
+            "Call bottom Agent [Sunny] completed",
+            r#"0/Coordination Request [{"agent_name":"weather"}] completed"#,
+            "0/Call weather Agent [] completed",
+            "Call check Agent [] completed",
+            "3/Coordination Request [] completed",
+            "3/Call weather Agent [] completed",
+        ]
+    );
+    second.stop().await;
+    rig.engine.shut_down().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_stages_that_a_worker_records_lie_below_its_call_as_its_policy_says() -> Outcome {
+    for (detail, expected) in [
+        (StageDetail::None, None),
+        (StageDetail::Names, Some("1/lookup [] completed")),
+        (StageDetail::Full, Some("1/lookup [at 5] completed")),
+    ] {
+        let worker = detailed(agent("weather", AgentKind::Worker), detail);
+        let rig = Rig::new(vec![
+            router("top", &[(".", "weather")], &["weather"]),
+            worker,
+        ])
+        .await;
+        let runner = rig.runner().await;
+        let request = ask(&rig, "weather?").await;
+        let leased = rig.leased(&rig.claim("weather").await);
+        let mut batch = leased.batch().await?;
+        let stages = json!([{"name": "lookup", "content": "at 5", "status": "completed"}]);
+        let note = ItemBody {
+            name: Some(STAGES_NOTE.to_owned()),
+            data: Some(to_raw_value(&stages).expect("JSON")),
+            ..ItemBody::default()
+        };
+        batch.push(ItemKind::Note, None, &note);
+        let output = said("Sunny", batch.payloads());
+        leased.complete(output, batch).await?;
+        let shown = kept(&rig, request).await;
+        assert_eq!(shown.get(2).map(String::as_str), expected, "{shown:?}");
+        runner.stop().await;
+        rig.engine.shut_down().await;
+    }
     Ok(())
 }

@@ -91,6 +91,19 @@ impl TextStream {
         shown
     }
 
+    /// Shows what is held back if it has at most so many bytes: the beginning of a secret that
+    /// short says nothing about it. Not for rules with patterns of their own, which say nothing
+    /// about beginnings.
+    pub fn release_short(&mut self, bytes_max: usize) -> String {
+        let held = self.text.len() - self.shown;
+        let is_known = self.has_begun && !self.is_stopped && !self.redactor.has_patterns();
+        if !is_known || held > bytes_max {
+            return String::new();
+        }
+        let from = std::mem::replace(&mut self.shown, self.text.len());
+        self.text[from..].to_owned()
+    }
+
     /// Whether nothing more is shown until the text is whole.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped

@@ -217,6 +217,12 @@ impl Draft {
         self.announce(&text);
     }
 
+    fn restart_stages(&self) {
+        let mut text = self.text.lock();
+        text.stages.begin();
+        self.announce(&text);
+    }
+
     fn announce(&self, text: &DraftText) {
         self.length.send_modify(|written| {
             written.edition = text.edition;
@@ -394,6 +400,14 @@ impl Engine {
     pub fn write_stage(&self, request: RequestId, change: StageChange) {
         if let Some(draft) = self.inner().drafts.find(request) {
             draft.write_stage(change, &self.policies().redaction);
+        }
+    }
+
+    /// Begins the stages of a live request's draft anew: their writer starts at the first stage.
+    /// Readers get only the changes that they do not have yet.
+    pub fn restart_stages(&self, request: RequestId) {
+        if let Some(draft) = self.inner().drafts.find(request) {
+            draft.restart_stages();
         }
     }
 

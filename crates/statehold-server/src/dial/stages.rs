@@ -42,11 +42,14 @@ impl ShownStages {
         (OwnStage(index), opened)
     }
 
-    /// The next change of the stages of the turn. The changes of a turn come in the order in which they happened.
+    /// The next change of the stages of the turn. The changes of a turn come in the order in which
+    /// they happened.
     pub(super) fn change(&mut self, head: &AnswerHead, change: &StageChange) -> Vec<u8> {
         match change {
             StageChange::Opened { parent, name } => self.open(head, *parent, name),
             StageChange::Named { stage, text } => self.push_name(head, *stage, text),
+            // A draft shows the rest of the name instead.
+            StageChange::NameEnded { .. } => Vec::new(),
             StageChange::Wrote { stage, text } => self.push_content(head, *stage, text),
             StageChange::Attached { stage, file } => {
                 self.attach(head, *stage, AttachmentOut::of(file))
@@ -55,8 +58,8 @@ impl ShownStages {
         }
     }
 
-    /// The rest of the stages of a turn that has completed. The committed ones count, as far as the stream has not shown
-    /// others. All of them are closed.
+    /// The rest of the stages of a turn that has completed. The committed ones count, as far as the
+    /// stream has not shown others. All of them are closed.
     pub(super) fn complete(&mut self, head: &AnswerHead, committed: &[Stage]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (number, stage) in committed.iter().enumerate() {

@@ -4,6 +4,7 @@ mod answers;
 mod callers;
 mod calls;
 mod errors;
+mod fire;
 mod pauses;
 mod references;
 mod states;

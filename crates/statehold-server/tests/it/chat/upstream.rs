@@ -39,6 +39,15 @@ pub(crate) async fn host(book: AgentBook, answerers: Vec<Name>) -> (Rig, Runner)
 
 /// A server that runs its agents, with these options.
 pub(crate) async fn host_with(book: AgentBook, options: ServerOptions) -> (Rig, Runner) {
+    host_running(book, options, RunnerOptions::default()).await
+}
+
+/// The same, with these options of the runner.
+pub(crate) async fn host_running(
+    book: AgentBook,
+    options: ServerOptions,
+    running: RunnerOptions,
+) -> (Rig, Runner) {
     let book = Arc::new(book);
     let make = Arc::new(|| -> futures_util::future::BoxFuture<'static, _> {
         Box::pin(Engine::start(
@@ -58,8 +67,7 @@ pub(crate) async fn host_with(book: AgentBook, options: ServerOptions) -> (Rig, 
         ..Setup::default()
     })
     .await;
-    let options = RunnerOptions::default();
-    let runner = Runner::start(rig.engine.clone(), name("default"), book, options).await;
+    let runner = Runner::start(rig.engine.clone(), name("default"), book, running).await;
     (rig, runner.expect("agents work"))
 }
 

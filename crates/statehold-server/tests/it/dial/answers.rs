@@ -276,6 +276,43 @@ async fn stages_that_a_stream_came_too_late_for_are_told_at_its_end() {
     );
 }
 
+/// Two stages that take turns in short pieces fill the memory of a draft long before their texts
+/// are long.
+#[tokio::test]
+async fn a_text_that_a_draft_had_no_room_for_comes_whole_before_its_stage_is_closed() {
+    let scene = Scene::new().await;
+    let mut stream = scene.stream(said("hi"), &[]).await;
+    let request = scene.claim().await;
+    let engine = &scene.rig.engine;
+    let request_id = id(&request);
+    for change in [opened(None, "one"), opened(None, "two")] {
+        engine.write_stage(request_id, change);
+    }
+    let mut texts = [String::new(), String::new()];
+    for number in 0..5_000_usize {
+        let piece = &format!("{number:03} ")[number % 3..];
+        engine.write_stage(request_id, wrote(number % 2, piece));
+        texts[number % 2].push_str(piece);
+    }
+    for stage in [0, 1] {
+        engine.write_stage(request_id, closed(stage));
+    }
+    let [one, two] = &texts;
+    let done = json!({"output": "done", "items": [{"kind": "note", "name": "stages", "data": [
+        {"name": "one", "content": one, "status": "completed"},
+        {"name": "two", "content": two, "status": "completed"},
+    ]}]});
+    act(&scene.helper, &request, "complete", done).await.ok(200);
+    let message = merged(&stream.chunks().await);
+    assert_eq!(
+        message["custom_content"]["stages"],
+        json!([
+            {"name": "one", "content": one, "status": "completed"},
+            {"name": "two", "content": two, "status": "completed"},
+        ])
+    );
+}
+
 /// The answer is in the session before the client learns that it is complete.
 #[tokio::test]
 async fn the_answer_is_kept_before_the_stream_says_that_it_is_done() {
