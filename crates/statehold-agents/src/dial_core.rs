@@ -13,6 +13,8 @@ use crate::http::{EndpointError, HttpPool, RetryBudget, ServiceRequest};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest name of a user.
 const USER_BYTES_MAX: usize = 200;
+/// The longest answer about a key, in bytes.
+const BUCKET_BYTES_MAX: usize = 64 * 1024;
 
 /// Why the user behind a key could not be looked up.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +116,7 @@ impl DialCore {
             .accepting_stream(false);
         let deadline = RetryBudget::new(TIMEOUT, 0).deadline();
         let mut answer = self.pool.send(&request, deadline).await?;
+        answer.limit_body(BUCKET_BYTES_MAX);
         let body = answer.rest(Vec::new()).await?;
         serde_json::from_slice(&body)
             .map_err(|_| EndpointError::Malformed("it is not the bucket of a key"))

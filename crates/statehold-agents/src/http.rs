@@ -227,7 +227,7 @@ impl ServiceRequest {
         let said = refusal.message.and_then(parse_text);
         let said = said.unwrap_or_else(|| error.to_owned());
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        self.refusal(status, &said, None)
+        self.refusal(status, (&said, refusal.display_message), None)
     }
 
     /// Formats a text of the service for an error: one line, truncated, with secrets redacted.
@@ -238,9 +238,11 @@ impl ServiceRequest {
     fn refusal(
         &self,
         status: StatusCode,
-        said: &str,
+        (said, display_message): (&str, Option<&RawValue>),
         retry_after_seconds: Option<u64>,
     ) -> EndpointError {
+        let display_message = display_message.and_then(parse_text);
+        let display_message = display_message.map(|text| self.redact(&text));
         let message = self.redact(said);
         let message = if message.is_empty() {
             status
@@ -254,6 +256,7 @@ impl ServiceRequest {
             status,
             message,
             retry_after_seconds,
+            display_message: display_message.filter(|text| !text.is_empty()),
         }
     }
 
@@ -372,6 +375,11 @@ impl<'a> ServiceResponse<'a> {
         while let Ok(Some(_)) = self.next_chunk().await {}
     }
 
+    /// Fails the body once more than these bytes have come.
+    pub(crate) fn limit_body(&mut self, bytes_max: usize) {
+        self.bytes_left = self.bytes_left.min(bytes_max);
+    }
+
     /// Reads the rest of the body and appends it to `read`, in the memory of the turn.
     pub(crate) async fn rest(&mut self, mut read: Vec<u8>) -> Result<Vec<u8>, EndpointError> {
         while let Some(chunk) = self.next_chunk().await? {
@@ -386,7 +394,10 @@ impl<'a> ServiceResponse<'a> {
         if status.is_redirection() {
             return self.request.refusal(
                 status,
-                "redirects are not followed; set `base_url` to the final address",
+                (
+                    "redirects are not followed; set `base_url` to the final address",
+                    None,
+                ),
                 None,
             );
         }
@@ -400,7 +411,9 @@ impl<'a> ServiceResponse<'a> {
         }
         let body = String::from_utf8_lossy(&body);
         let said = error_text(&body);
-        self.request.refusal(status, &said, retry_after)
+        let display_message = display_message_of(&body);
+        self.request
+            .refusal(status, (&said, display_message), retry_after)
     }
 }
 
@@ -427,6 +440,14 @@ struct ServiceErrorBody<'a> {
     title: Option<&'a RawValue>,
     code: Option<&'a RawValue>,
     status: Option<&'a RawValue>,
+    display_message: Option<&'a RawValue>,
+}
+
+/// The words for people in the body of an error, as applications of DIAL have them.
+fn display_message_of(body: &str) -> Option<&RawValue> {
+    let refusal: ServiceErrorBody = serde_json::from_str(body).ok()?;
+    let inner: ServiceErrorBody = serde_json::from_str(refusal.error?.get()).ok()?;
+    inner.display_message
 }
 
 fn error_text(body: &str) -> String {

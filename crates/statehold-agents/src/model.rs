@@ -257,6 +257,7 @@ mod tests {
                 status: http::StatusCode::BAD_REQUEST,
                 message: message.to_owned(),
                 retry_after_seconds: None,
+                display_message: None,
             };
             remove_repeated_text(error, &sent).to_string()
         };

@@ -112,6 +112,9 @@ pub(crate) struct TurnFailure {
     /// When a service that limits its calls wants to be asked again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) retry_after_seconds: Option<u64>,
+    /// The words of an agent for the people who talk to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) display_message: Option<String>,
 }
 
 /// Truncates at serialization, so that no error is stored unbounded.
@@ -142,6 +145,7 @@ impl TurnError {
             code: code.to_owned(),
             message: message.into(),
             retry_after_seconds: None,
+            display_message: None,
         })
     }
 
@@ -211,6 +215,7 @@ mod tests {
                 code: "agent_error".to_owned(),
                 message: message.to_owned(),
                 retry_after_seconds: None,
+                display_message: None,
             };
             let kept = serde_json::to_value(&failure).expect("JSON");
             kept["message"].as_str().expect("text").to_owned()

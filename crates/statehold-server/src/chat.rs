@@ -365,7 +365,10 @@ impl ChatCall {
             arrived,
             wait,
             wait_until: Instant::now() + wait,
-            base: base_of(&headers)?,
+            base: match &app.options.public_url {
+                Some(url) => url.clone(),
+                None => base_of(&headers)?,
+            },
             decides_elsewhere: false,
             one_at_a_time: false,
             awaits_first: false,

@@ -98,6 +98,9 @@ pub(crate) struct ServerConfig {
     /// The address under which tool servers reach this server. None for the address that it listens on.
     #[serde(with = "empty_as_none")]
     pub(crate) url: Option<WholeUrl>,
+    /// The address under which people reach this server, for links. None for the one that a call names.
+    #[serde(with = "empty_as_none")]
+    pub(crate) public_url: Option<WholeUrl>,
     /// The most open connections; further ones wait to be accepted.
     pub(crate) connections_max: NonZeroU32,
     /// How long a caller may take to send its headers.
@@ -111,6 +114,7 @@ impl Default for ServerConfig {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 7717)),
             url: None,
+            public_url: None,
             connections_max: NonZeroU32::new(1024).expect("not zero"),
             header_timeout_seconds: NonZeroU64::new(10).expect("not zero"),
             shutdown_seconds: 20,

@@ -118,6 +118,7 @@ async fn a_lasting_failure_uses_up_all_retries() {
             status: StatusCode::from_u16(status).expect("a status"),
             message: "out of order".to_owned(),
             retry_after_seconds: None,
+            display_message: None,
         };
         assert_eq!(outcome.error(), &expected);
         let code = match status {
@@ -169,6 +170,7 @@ async fn a_refusal_is_not_retried_and_gives_the_reason() {
             status: StatusCode::from_u16(status).expect("a status"),
             message: message.to_owned(),
             retry_after_seconds: None,
+            display_message: None,
         };
         assert_eq!(outcome.error(), &expected);
         assert_eq!(outcome.calls, 1);
@@ -430,6 +432,23 @@ async fn one_event_without_end_is_cut_early() {
 }
 
 #[tokio::test]
+async fn a_state_that_no_reader_of_json_takes_is_refused() {
+    for (levels, is_refused) in [(50, false), (124, true), (100_000, true)] {
+        let (open, close) = ("[".repeat(levels), "]".repeat(levels));
+        let custom = format!(r#"{{"state":{{"words":"]]\"[","deep":{open}{close}}}}}"#);
+        let message = format!(r#"{{"content":"good","custom_content":{custom}}}"#);
+        let body = format!(r#"{{"choices":[{{"message":{message},"finish_reason":"stop"}}]}}"#);
+        let outcome = ask(vec![ScriptedResponse::json(200, &body)], 3).await;
+        if is_refused {
+            let expected = EndpointError::TooLarge("at most 64 levels of JSON");
+            assert_eq!(outcome.error(), &expected, "{levels}");
+        } else {
+            assert_eq!(outcome.result.as_ref().expect("a reply").content, "good");
+        }
+    }
+}
+
+#[tokio::test]
 async fn tool_calls_without_end_are_cut_early() {
     // In one delta without indexes, and in a complete message.
     let calls: Vec<String> = (0..400_000).map(|n| format!(r#"{{"id":"{n}"}}"#)).collect();
@@ -506,6 +525,7 @@ async fn an_error_inside_a_stream_is_what_the_service_says() {
             status: StatusCode::from_u16(status).expect("a status"),
             message: message.to_owned(),
             retry_after_seconds: None,
+            display_message: None,
         };
         assert_eq!(outcome.error(), &expected);
         // No retry: the beginning of the answer was already streamed.

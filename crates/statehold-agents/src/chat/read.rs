@@ -12,6 +12,8 @@ use crate::turn_memory;
 
 /// The most bytes of one event.
 const EVENT_BYTES_MAX: usize = 1024 * 1024;
+/// How deep objects and lists nest at most: as deep as in calls to the server.
+const NESTING_MAX: usize = 64;
 
 /// Last event of a stream.
 const DONE: &str = "[DONE]";
@@ -67,6 +69,23 @@ fn detect_form(head: &[u8], is_stream: bool) -> Result<Option<BodyForm>, Endpoin
     Err(EndpointError::Malformed(
         "it is neither a JSON object nor a stream of events",
     ))
+}
+
+/// Whether objects and lists of JSON nest deeper. States of agents are stored and shown unread, and readers of JSON give
+/// up on deep ones.
+fn nests_deeper_than(json: &str, depth_max: usize) -> bool {
+    let (mut depth, mut is_text, mut is_escaped) = (0_usize, false, false);
+    json.bytes().any(|byte| {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            b'{' | b'[' if !is_text => depth += 1,
+            b'}' | b']' if !is_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth > depth_max
+    })
 }
 
 async fn read_whole(
@@ -160,5 +179,8 @@ fn add_event(
 }
 
 fn parse(json: &str) -> Result<ReplyEnvelope<'_>, EndpointError> {
+    if nests_deeper_than(json, NESTING_MAX) {
+        return Err(EndpointError::TooLarge("at most 64 levels of JSON"));
+    }
     serde_json::from_str(json).map_err(|_| EndpointError::Malformed("it is not a chat completion"))
 }

@@ -35,6 +35,8 @@ pub(crate) enum EndpointError {
         message: String,
         /// When the service wants to be asked again.
         retry_after_seconds: Option<u64>,
+        /// The words of the service for people, redacted and truncated.
+        display_message: Option<String>,
     },
     #[error("the connection ended before the answer did; look into the log of the service")]
     CutOff,
@@ -108,6 +110,12 @@ impl EndpointError {
                     retry_after_seconds,
                     ..
                 } => *retry_after_seconds,
+                _ => None,
+            },
+            display_message: match self {
+                Self::Status {
+                    display_message, ..
+                } => display_message.clone(),
                 _ => None,
             },
         })

@@ -362,6 +362,7 @@ fn child_answer(agent: &str, ended: Option<&Ended>) -> ChildAnswer {
         code: "agent_failed".to_owned(),
         message: format!("the answer of {agent} is no longer stored"),
         retry_after_seconds: None,
+        display_message: None,
     };
     match ended.map(|ended| ended.request.outcome) {
         Some(RequestOutcome::Completed) => {
@@ -380,6 +381,7 @@ fn child_answer(agent: &str, ended: Option<&Ended>) -> ChildAnswer {
             code: "agent_cancelled".to_owned(),
             message: format!("the request to {agent} was cancelled"),
             retry_after_seconds: None,
+            display_message: None,
         }),
     }
 }
@@ -405,5 +407,6 @@ fn read_error(stored: &StoredRecord, id: RequestId) -> Option<TurnFailure> {
         code: code.unwrap_or("agent_failed").to_owned(),
         message: message.unwrap_or("the agent gave no reason").to_owned(),
         retry_after_seconds: value["retry_after_seconds"].as_u64(),
+        display_message: text("display_message").map(str::to_owned),
     })
 }

@@ -57,7 +57,7 @@ pub use delivery::{DeliveryLog, DeliveryReceipt};
 pub use earlier::EarlierAnswer;
 use earlier::EarlierTurn;
 pub use follow::{FailedTurn, TurnEvent, TurnFollower, TurnSnapshot};
-pub use pause_text::pause_text;
+pub use pause_text::{pause_text, without_links};
 pub use recall::{CarriedMessage, CarriedPlace, Conversation, SessionReference};
 pub use session::{
     NamedSession, named_session, replacing_call, stateless_session, user_of_session,

@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderValue, header};
 use statehold_engine::HoldDetail;
 use statehold_engine::api::hold::HoldView;
 use statehold_engine::api::json::to_body;
+use statehold_engine::api::turn::without_links;
 use statehold_engine::stage::{Stage, StageChange, StageStatus};
 
 use super::chunk::{
@@ -89,7 +90,7 @@ impl AnswerWriter {
 fn pause_lines(holds: &[HoldDetail]) -> String {
     let lines = holds.iter().map(|hold| {
         let HoldView { agent, title, .. } = HoldView::of(hold);
-        format!("{agent}: {title}")
+        format!("{agent}: {}", without_links(&title))
     });
     lines.collect::<Vec<_>>().join("\n")
 }

@@ -79,6 +79,8 @@ pub struct ServerOptions {
     pub dial_core: Option<DialCore>,
     /// Whether the console is served.
     pub console: bool,
+    /// The address under which people reach this server. None for the one that a call names.
+    pub public_url: Option<String>,
     /// Reloads the configuration. Without it, the server refuses to reload.
     pub reload: Option<Arc<dyn Reload>>,
     /// Whether MCP has the tools, prompts and resources of its conformance suite.
@@ -105,6 +107,7 @@ impl Default for ServerOptions {
             scratch: None,
             dial_core: None,
             console: true,
+            public_url: None,
             reload: None,
             #[cfg(feature = "conformance")]
             mcp_fixtures: false,

@@ -23,7 +23,13 @@ impl From<FailedTurn> for Problem {
         let message = error.as_str().or_else(|| error["message"].as_str());
         let message = message.filter(|message| failed.sees_inside && !message.is_empty());
         let title = code.title();
+        let words = error["display_message"].as_str();
         let detail = match message {
+            None if error["code"] == "agent_key_missing" => format!(
+                "{alias}: the agent needs a key that this call did not bring; call it through DIAL, or ask the operator \
+                 to set `credential_env` for it"
+            ),
+            None if words.is_some() => words.unwrap_or_default().to_owned(),
             None if code == Code::AgentBusy => format!(
                 "{alias}: {title}; decide or cancel what it waits for, then send the message again"
             ),
@@ -92,6 +98,15 @@ mod tests {
         let hidden = failure(Some(error), false);
         assert_eq!(hidden.code, "agent_timeout");
         assert!(!hidden.detail.contains("bob@secret"));
+    }
+
+    #[test]
+    fn the_words_of_an_agent_for_people_are_told_to_people() {
+        let error = r#"{"code":"agent_error","message":"500: db down","display_message":"Closed. Try at nine."}"#;
+        assert_eq!(failure(Some(error), false).detail, "Closed. Try at nine.");
+        assert!(failure(Some(error), true).detail.contains("db down"));
+        let key = failure(Some(r#"{"code":"agent_key_missing","message":"x"}"#), false);
+        assert!(key.detail.contains("credential_env"), "{}", key.detail);
     }
 
     #[test]

@@ -160,6 +160,11 @@ impl WholeUrl {
     pub(crate) fn text(&self) -> &str {
         &self.0.0
     }
+
+    /// The text without a slash at its end.
+    pub(crate) fn base(&self) -> String {
+        self.text().trim_end_matches('/').to_owned()
+    }
 }
 
 impl TryFrom<String> for WholeUrl {

@@ -41,8 +41,8 @@ pub(super) fn hold_summary(detail: &HoldDetail) -> String {
         id, agent, message, ..
     } = HoldView::of(detail);
     let title = title_of(detail.hold.kind, detail.body.as_deref());
-    let mut text = without_blank_lines(&title);
-    let message = without_blank_lines(&message.unwrap_or_default());
+    let mut text = without_links(&without_blank_lines(&title));
+    let message = without_links(&without_blank_lines(&message.unwrap_or_default()));
     if !message.is_empty() {
         if !text.ends_with(['.', '!', '?', ':', '…']) {
             text.push('.');
@@ -83,7 +83,13 @@ pub(super) fn approval_reminder(approval: &HoldDetail) -> String {
 fn named(hold: &HoldDetail) -> String {
     let title = title_of(hold.hold.kind, hold.body.as_deref());
     let title: Vec<&str> = title.split_whitespace().collect();
-    format!("{} ({})", title.join(" "), hold.hold.id)
+    format!("{} ({})", without_links(&title.join(" ")), hold.hold.id)
+}
+
+/// An agent's words in which chats that draw Markdown find no link and no picture: one could pass for the link of the
+/// server to the decision.
+pub fn without_links(text: &str) -> String {
+    text.replace("](", "] (")
 }
 
 fn without_blank_lines(text: &str) -> String {

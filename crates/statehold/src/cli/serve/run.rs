@@ -246,6 +246,7 @@ fn server_options(config: &Config, reloader: &Arc<ConfigReloader>) -> ServerOpti
         answerers: config.chat.answerers.clone(),
         scratch: Some(reloader.scratch()),
         console: config.console.enabled,
+        public_url: config.server.public_url.as_ref().map(|url| url.base()),
         reload: Some(Arc::clone(reloader) as Arc<dyn Reload>),
         ..limited(config)
     }
@@ -258,7 +259,7 @@ fn conversation_reader(
     sealer: Sealer,
 ) -> anyhow::Result<ConversationReader> {
     let url = if let Some(url) = &config.server.url {
-        url.text().trim_end_matches('/').to_owned()
+        url.base()
     } else {
         let mut address = listener.local_addr()?;
         if address.ip().is_unspecified() {
