@@ -20,7 +20,7 @@ pub use detail::{HoldDetail, HoldGroup};
 pub use pending::{Pending, PendingHold};
 pub(crate) use pending::{lineage, oldest};
 
-use crate::answer_memory::{AnswerMemory, OwnMemory, take_unless_small};
+use crate::answer_memory::{AnswerMemory, UnmeteredMemory, take_unless_small};
 use crate::api::hold::HoldCountsView;
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
@@ -176,7 +176,7 @@ impl Engine {
     ///
     /// If the caller may not see it.
     pub async fn hold(&self, caller: &Caller, id: HoldId) -> Result<HoldDetail, EngineError> {
-        self.hold_in(&OwnMemory, caller, id).await
+        self.hold_in(&UnmeteredMemory, caller, id).await
     }
 
     /// One hold, in the memory for an answer.

@@ -44,7 +44,7 @@ mod users;
 mod watch;
 
 pub use addresses::{Resumable, SigningSecret};
-pub use answer_memory::{AnswerMemory, OwnMemory, SMALL_PAYLOAD_BYTES};
+pub use answer_memory::{AnswerMemory, UnmeteredMemory, SMALL_PAYLOAD_BYTES};
 pub use background::drafts::{DraftChange, DraftPiece, DraftReader, OpenDraft};
 pub use caller::{Caller, PhaseScope, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};

@@ -123,12 +123,12 @@ impl AgentRun {
         let starts_with_commit = slot.as_ref().map(TurnSlot::starts_with_commit);
         let (slot, answer) = (Mutex::new(slot), Mutex::new(None));
         let hand_over = |child: ClaimedTurn| {
-            let (told_by, told) = oneshot::channel();
+            let (answer_sender, answer_receiver) = oneshot::channel();
             let parent = WaitingParent {
-                answer: told_by,
+                answer: answer_sender,
                 stages: stage.below(),
             };
-            *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+            *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer_receiver);
             let slot = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
             match slot {
                 Some(slot) => slot.start(child, Some(parent)),

@@ -14,10 +14,10 @@ use tokio::time::Instant;
 
 use super::generation::{Generation, LocalAgent, TurnPermit};
 use super::run::{AgentRun, SimulatedCrash, WaitingParent};
-use crate::exchange::{Recorder, recorded};
+use crate::exchange::{Recorder, with_recorder};
 use crate::message::raw;
 use crate::turn::{TurnError, TurnFailure};
-use crate::turn_memory::remembered;
+use crate::turn_memory::with_turn_memory;
 use crate::turn_watch::{TurnWatch, watched};
 
 /// The interval between heartbeats.
@@ -89,7 +89,7 @@ impl Generation {
         let log = self.debug_log.clone();
         let recorder = log.map(|log| Recorder::new(log, request.ids, spec));
         let watch = TurnWatch::new(self.engine.clone(), spec);
-        let turn = remembered(memory.clone(), recorded(recorder, agent.turn(&mut run)));
+        let turn = with_turn_memory(memory.clone(), with_recorder(recorder, agent.turn(&mut run)));
         let turn = watched(watch, turn);
         let turn = AssertUnwindSafe(turn).catch_unwind();
         let outcome = tokio::select! {

@@ -32,7 +32,7 @@ struct WrittenStage {
     /// The text as it was written.
     text: String,
     /// Holds back what may become a secret.
-    unredacted: Option<TextStream>,
+    redaction: Option<TextStream>,
     /// How much of the text was shown, without its secrets.
     text_bytes: usize,
     files: usize,
@@ -168,7 +168,7 @@ impl StageLog {
             None => text.to_owned(),
             Some(redactor) => {
                 written.text.push_str(text);
-                let stream = &mut written.unredacted;
+                let stream = &mut written.redaction;
                 let stream = stream.get_or_insert_with(|| TextStream::new(redactor.clone()));
                 stream.push(text)
             }

@@ -70,13 +70,13 @@ struct DraftText {
     /// Whose answer it is, if that is known.
     agent: Option<Name>,
     /// Holds back what may become a secret. None before the first piece of a writer.
-    unredacted: Option<TextStream>,
+    redaction: Option<TextStream>,
     /// Counts how often the draft started over.
     edition: u64,
     text: String,
     /// How much of the text the current writer has written. An earlier writer wrote the rest; the
     /// current writer either repeats or replaces it.
-    said: usize,
+    written_bytes: usize,
     /// Whether a piece did not fit. Later pieces are dropped, so that the text has no gap.
     is_full: bool,
     /// The stages beside the text.
@@ -175,9 +175,9 @@ impl Draft {
     /// A writer starts at the first byte.
     fn begin(&self) {
         let mut text = self.text.lock();
-        text.said = 0;
+        text.written_bytes = 0;
         text.is_full = false;
-        text.unredacted = None;
+        text.redaction = None;
         text.stages.begin();
         self.announce(&text);
     }
@@ -196,7 +196,7 @@ impl Draft {
             self.announce(&text);
             return;
         };
-        let stream = &mut text.unredacted;
+        let stream = &mut text.redaction;
         let stream = stream.get_or_insert_with(|| TextStream::new(redactor.clone()));
         let shown = stream.push(piece);
         text.is_full = stream.is_stopped();
@@ -220,7 +220,7 @@ impl Draft {
     fn announce(&self, text: &DraftText) {
         self.length.send_modify(|written| {
             written.edition = text.edition;
-            written.bytes = text.said;
+            written.bytes = text.written_bytes;
             written.stages = text.stages.end();
         });
     }
@@ -228,15 +228,15 @@ impl Draft {
 
 impl DraftText {
     fn add(&mut self, piece: &str) {
-        let known = self.text.get(self.said..).unwrap_or_default();
+        let known = self.text.get(self.written_bytes..).unwrap_or_default();
         if known.starts_with(piece) {
-            self.said += piece.len();
+            self.written_bytes += piece.len();
             return;
         }
         let new = if let Some(new) = piece.strip_prefix(known) {
             new
         } else {
-            self.text.truncate(self.said);
+            self.text.truncate(self.written_bytes);
             self.edition += 1;
             piece
         };
@@ -246,7 +246,7 @@ impl DraftText {
         } else {
             self.text.push_str(new);
         }
-        self.said = self.text.len();
+        self.written_bytes = self.text.len();
     }
 
     /// Takes the memory for the draft, and for so many bytes more. False if its user has too many drafts in memory.
@@ -266,7 +266,7 @@ impl DraftText {
                 read: 0,
             };
         }
-        let unread = self.text.get(place.read..self.said);
+        let unread = self.text.get(place.read..self.written_bytes);
         let unread = unread.filter(|text| !text.is_empty())?;
         let text = unread[..unread.floor_char_boundary(PIECE_BYTES_MAX)].to_owned();
         let read = place.read + text.len();
