@@ -17,7 +17,6 @@ use statehold_core::session::Owner;
 use tokio::sync::watch;
 
 use super::draft_stages::{LogPosition, StageLog};
-use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::guard::redact::RedactionRules;
 use crate::locks::Lock;
@@ -27,7 +26,8 @@ use crate::stage::StageChange;
 /// The maximum size of one draft. Readers get the rest when the answer is committed.
 const DRAFT_BYTES_MAX: usize = 1024 * 1024;
 
-/// The bytes of all drafts. A slow reader keeps the draft that it follows, so each user has a share.
+/// The bytes of all drafts. A slow reader keeps the draft that it follows, so each user has a share, and so have the
+/// users of an API key together.
 const ALL_BYTES_MAX: usize = 128 * 1024 * 1024;
 
 /// Drafts take their share in steps, so that most pieces do not ask for more.
@@ -161,11 +161,14 @@ impl OpenDraft {
         self
     }
 
-    /// Counts the draft as one of this user. A user whose drafts fill their share of the memory sees the rest of an
-    /// answer when it is committed.
-    pub fn counted_for(self, owner: &Owner) -> Self {
-        let server = Caller::worker_of_server(owner.tenant.clone());
-        let share = self.handle.drafts.bytes.none_for_user(&server, owner.user);
+    /// Counts the draft as one of this user, and of the key behind its request. A user whose drafts fill their share
+    /// of the memory sees the rest of an answer when it is committed.
+    pub fn counted_for(self, engine: &Engine, owner: &Owner) -> Self {
+        let holder = engine
+            .inner()
+            .starters
+            .holder_of(owner.user, self.handle.request);
+        let share = self.handle.drafts.bytes.none_for(holder);
         self.handle.draft.text.lock().share.get_or_insert(share);
         self
     }
@@ -568,7 +571,8 @@ mod tests {
         };
         let piece = "x".repeat(DRAFT_BYTES_MAX);
         let written = |n: u128, user: u128| {
-            let open = engine.open_draft(request(n)).counted_for(&owner(user));
+            let open = engine.open_draft(request(n));
+            let open = open.counted_for(&engine, &owner(user));
             engine.write_draft(request(n), &piece);
             let is_kept = engine.follow_draft(request(n)).take().is_some();
             (open, is_kept)

@@ -21,10 +21,9 @@ use statehold_store::Commit;
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
-use crate::caller::Caller;
 use crate::error::EngineError;
 use crate::locks::Lock;
-use crate::shares::{PoolFull, Share, Shares};
+use crate::shares::{Holder, PoolFull, Share, Shares};
 
 /// The longest credential, in bytes.
 pub const CREDENTIAL_BYTES_MAX: usize = 8 * 1024;
@@ -213,11 +212,11 @@ impl Credentials {
     /// before the commit is visible, so that no claim misses the credential.
     pub(crate) fn keep(
         self: &Arc<Self>,
-        (credential, caller): (&Credential, &Caller),
+        (credential, holder): (&Credential, Holder),
         command: &Command,
         commit: &Commit,
     ) -> Result<PendingCredential, EngineError> {
-        let entry = self.counted((credential, caller), commit)?;
+        let entry = self.counted(credential, holder)?;
         let mut kept = self.kept.lock();
         let content = &commit.record.content;
         let found = match command {
@@ -261,7 +260,7 @@ impl Credentials {
     /// those that wait for it. What came with them was dropped when they paused.
     pub(crate) fn keep_resumed(
         self: &Arc<Self>,
-        (credential, caller): (&Credential, &Caller),
+        (credential, holder): (&Credential, Holder),
         commit: &Commit,
     ) -> Result<PendingCredential, EngineError> {
         let mut pending = PendingCredential {
@@ -284,7 +283,7 @@ impl Credentials {
         let root = after.root_of(decided);
         let mut next = Some(decided);
         while let Some(request) = next {
-            let entry = self.counted((credential, caller), commit)?;
+            let entry = self.counted(credential, holder)?;
             let mut kept = self.kept.lock();
             kept.given.insert(request, (root, entry));
             kept.roots.entry(root).or_default().insert(request);
@@ -297,14 +296,10 @@ impl Credentials {
     /// A credential with the memory that it takes.
     fn counted(
         &self,
-        (credential, caller): (&Credential, &Caller),
-        commit: &Commit,
+        credential: &Credential,
+        holder: Holder,
     ) -> Result<KeptCredential, EngineError> {
-        let Some(owner) = &commit.after.owner else {
-            return Err(EngineError::NotFound);
-        };
-        // A request that the server starts below another one counts for the user of the session.
-        let mut bytes = self.bytes.none_for_user(caller, owner.user);
+        let mut bytes = self.bytes.none_for(holder);
         let resized = bytes.resize(credential.bytes());
         resized.map_err(|full| EngineError::TooMany(too_many(full)))?;
         Ok(KeptCredential {

@@ -19,7 +19,7 @@ use statehold_engine::api::caller::{self, KeyWatch};
 use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
     AnswerMemory, Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX,
-    OffsetClock, PageLimit, Swap,
+    OffsetClock, PageLimit, Shares, Swap,
 };
 use tokio::sync::Semaphore;
 
@@ -137,7 +137,7 @@ pub(crate) struct AppState {
     /// Bounds how many callers DIAL Core is asked about at once.
     pub(crate) core_lookups: Semaphore,
     /// Bounds how many long bodies are parsed at once.
-    pub(crate) body_parsers: Arc<Semaphore>,
+    pub(crate) body_parsers: Shares,
 }
 
 impl std::ops::Deref for App {
@@ -169,7 +169,7 @@ impl App {
             mcp_lists: crate::mcp::ListChanges::default(),
             failed_calls: FailedCalls::default(),
             core_lookups: Semaphore::new(CORE_LOOKUPS_MAX),
-            body_parsers: Arc::new(Semaphore::new(PARSERS_MAX)),
+            body_parsers: Shares::of_turns(PARSERS_MAX),
         }))
     }
 
