@@ -61,7 +61,10 @@ impl Recorder {
 }
 
 /// Runs a turn whose exchanges go to this recorder. None for a turn that is not logged.
-pub(crate) async fn recorded<T>(recorder: Option<Recorder>, turn: impl Future<Output = T>) -> T {
+pub(crate) async fn with_recorder<T>(
+    recorder: Option<Recorder>,
+    turn: impl Future<Output = T>,
+) -> T {
     RECORDER.scope(recorder, turn).await
 }
 

@@ -10,7 +10,7 @@ tokio::task_local! {
 }
 
 /// Runs a turn whose answers take this memory.
-pub(crate) async fn remembered<T>(memory: TurnMemory, turn: impl Future<Output = T>) -> T {
+pub(crate) async fn with_turn_memory<T>(memory: TurnMemory, turn: impl Future<Output = T>) -> T {
     MEMORY.scope(memory, turn).await
 }
 

@@ -45,6 +45,9 @@ pub const MCP_VALUES_MAX: usize = 50_000;
 /// Longest value that a merge may leave, as compact JSON, in bytes. A merge costs the whole value, however
 /// little is added, so this is lower than the limit of a plain write.
 pub const MERGED_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Bytes that one command merges: the values that it brings, and those that are stored under their keys. Each merge
+/// reads, parses and writes its whole value.
+pub const COMMAND_MERGE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Approvals that one hold may need.
 pub const QUORUM_MAX: u16 = 32;
 /// Longest time a hold may wait: ten years.

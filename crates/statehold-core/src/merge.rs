@@ -13,7 +13,8 @@ use std::hash::{Hash, Hasher};
 use serde_json::{Map, Number, Value};
 
 use crate::limits::{
-    EXACT_INTEGER_MAX, MERGE_SIDE_VALUES_MAX, MERGED_BYTES_MAX, MERGED_ELEMENTS_MAX,
+    COMMAND_MERGE_BYTES_MAX, EXACT_INTEGER_MAX, MERGE_SIDE_VALUES_MAX, MERGED_BYTES_MAX,
+    MERGED_ELEMENTS_MAX,
 };
 use crate::scope::MergePolicy;
 
@@ -54,6 +55,12 @@ pub enum MergeError {
         "the merged value would have more than {MERGED_BYTES_MAX} bytes; spread it over several keys"
     )]
     TooLarge,
+    /// All values that the command merges have too many bytes together.
+    #[error(
+        "the values to merge and those that are stored have more than {COMMAND_MERGE_BYTES_MAX} bytes together; merge \
+         fewer keys at a time"
+    )]
+    CommandTooLarge,
 }
 
 /// The JSON that `old` becomes when `new` is written under `policy`, within the limits.

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use statehold_engine::api::request::WaitUntil;
 use statehold_engine::api::state::StateQuery;
 use statehold_engine::{
-    Call, Caller, Engine, EngineOptions, OwnMemory, PageLimit, RequestHolds, SystemClock, api,
+    Call, Caller, Engine, EngineOptions, PageLimit, RequestHolds, SystemClock, UnmeteredMemory, api,
 };
 use statehold_store::hold_keys::HoldKeyFile;
 use statehold_store::keys::KeyFile;
@@ -63,7 +63,7 @@ async fn main() -> Result<(), AnyError> {
         entries: 10,
     };
     let wanted = (asked.view.id, holds);
-    let answered = api::request::read(&engine, &caller, wanted, wait, &OwnMemory).await?;
+    let answered = api::request::read(&engine, &caller, wanted, wait, &UnmeteredMemory).await?;
     worker.await??;
     println!("{} is {:?}", answered.view.id, answered.view.status);
 
@@ -97,7 +97,7 @@ fn input<T: DeserializeOwned>(json: &Value) -> serde_json::Result<T> {
 /// A worker: claims requests of its agent, and answers each under the fence of its lease.
 async fn work(engine: Engine, call: Call) -> Result<(), AnyError> {
     let claim = input(&json!({"agent": "coordinator", "wait_seconds": 5, "lease_seconds": 60}))?;
-    let claimed = api::work::claim(&engine, &call.caller, claim, &OwnMemory).await?;
+    let claimed = api::work::claim(&engine, &call.caller, claim, &UnmeteredMemory).await?;
     for request in claimed.requests {
         // State that goes with an answer is in the same commit.
         let answer = input(&json!({

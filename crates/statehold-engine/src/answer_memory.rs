@@ -22,9 +22,9 @@ pub trait AnswerMemory: Send + Sync {
 
 /// Memory without a limit, for readers inside the server.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct OwnMemory;
+pub struct UnmeteredMemory;
 
-impl AnswerMemory for OwnMemory {
+impl AnswerMemory for UnmeteredMemory {
     fn take(&self, _bytes: u64) -> BoxFuture<'_, Result<(), EngineError>> {
         Box::pin(std::future::ready(Ok(())))
     }

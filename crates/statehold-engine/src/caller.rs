@@ -119,6 +119,9 @@ pub struct Caller {
     pub phase: Option<PhaseScope>,
     /// The digest of the caller's API key. A call whose key ends while it waits does nothing more.
     pub key: Option<Digest>,
+    /// The API key whose share of each pool counts what a caller without one takes: a call without a session runs in
+    /// an engine that knows no keys.
+    pub account: Option<Digest>,
 }
 
 impl Caller {
@@ -135,6 +138,7 @@ impl Caller {
             only_session: None,
             phase: None,
             key: None,
+            account: None,
         }
     }
 
@@ -156,6 +160,7 @@ impl Caller {
             only_session: None,
             phase: None,
             key: None,
+            account: None,
         }
     }
 
@@ -175,6 +180,7 @@ impl Caller {
             only_session: None,
             phase: None,
             key: Some(key.secret),
+            account: None,
         }
     }
 
@@ -195,6 +201,7 @@ impl Caller {
             only_session: Some(session),
             phase,
             key,
+            account: None,
         }
     }
 

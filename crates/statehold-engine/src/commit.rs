@@ -11,6 +11,7 @@ pub(crate) mod call;
 mod decide;
 mod effects;
 pub(crate) mod idempotency;
+pub(crate) mod kept_answers;
 pub(crate) mod mailbox;
 pub(crate) mod merge;
 pub(crate) mod payloads;

@@ -20,6 +20,7 @@ use crate::background::drafts::Drafts;
 use crate::background::due::DueWalk;
 use crate::background::session_time::SessionTimes;
 use crate::commit::auto_claim::OwnWorkers;
+use crate::commit::kept_answers::KeptAnswers;
 use crate::commit::mailbox::Mailbox;
 use crate::commit::merge::Merges;
 use crate::commit::payloads::{Payloads, StoredRedaction};
@@ -28,11 +29,13 @@ use crate::guard::credentials::{Credential, Credentials};
 use crate::guard::policy::Policies;
 use crate::guard::redact::RedactionCounts;
 use crate::guard::sealed::SealedCalls;
+use crate::holds::by_key::HoldsByKey;
 use crate::locks::{KeyedLocks, Lock};
 use crate::long_reads::LongReads;
 use crate::measures::Measures;
 use crate::ports::{Clock, HoldKeys, MemoryHoldKeys, PayloadKeys, random};
 use crate::shares::Shares;
+use crate::starters::Starters;
 use crate::swap::Swap;
 use crate::temp::Temps;
 use crate::trace::{self, Traces};
@@ -131,12 +134,14 @@ pub(crate) struct Inner {
     pub(crate) in_flight: KeyedLocks,
     pub(crate) merges: Merges,
     pub(crate) long_reads: LongReads,
+    pub(crate) list_steps: LongReads,
     /// One backup at a time.
     pub(crate) backups: Arc<tokio::sync::Semaphore>,
     pub(crate) searches: LongReads,
-    /// How many answers are kept for idempotency keys, as far as this process knows.
-    pub(crate) answers_kept: AtomicU64,
+    pub(crate) answers_kept: KeptAnswers,
     pub(crate) temps: Temps,
+    pub(crate) starters: Arc<Starters>,
+    pub(crate) holds_by_key: HoldsByKey,
     pub(crate) watches: Arc<Watches>,
     pub(crate) drafts: Arc<Drafts>,
     /// How often each rule has redacted something.
@@ -190,7 +195,7 @@ impl Engine {
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
         let started_at = clock.now();
-        let answers_kept = AtomicU64::new(store.answers_kept().await?);
+        let answers_kept = KeptAnswers::new(store.answers_kept().await?);
         let inner = Inner {
             store,
             clock,
@@ -212,10 +217,13 @@ impl Engine {
             in_flight: KeyedLocks::default(),
             merges: Merges::default(),
             long_reads: LongReads::default(),
+            list_steps: LongReads::default(),
             backups: Arc::new(tokio::sync::Semaphore::new(1)),
             searches: LongReads::default(),
             answers_kept,
             temps: Temps::default(),
+            starters: Arc::default(),
+            holds_by_key: HoldsByKey::default(),
             watches: Arc::default(),
             drafts: Arc::default(),
             redactions: Arc::default(),

@@ -1,10 +1,12 @@
 //! Queries about holds: one hold, a page, counts, and the caller's rights to each.
 
+pub(crate) mod by_key;
 mod changes;
 mod detail;
 mod pending;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use statehold_core::hold::{DecideBy, Hold, HoldKind, HoldStatus, Risk, WhyNot};
@@ -20,7 +22,7 @@ pub use detail::{HoldDetail, HoldGroup};
 pub use pending::{Pending, PendingHold};
 pub(crate) use pending::{lineage, oldest};
 
-use crate::answer_memory::{AnswerMemory, OwnMemory, take_unless_small};
+use crate::answer_memory::{AnswerMemory, UnmeteredMemory, take_unless_small};
 use crate::api::hold::HoldCountsView;
 use crate::caller::{Caller, Role};
 use crate::engine::Engine;
@@ -176,7 +178,7 @@ impl Engine {
     ///
     /// If the caller may not see it.
     pub async fn hold(&self, caller: &Caller, id: HoldId) -> Result<HoldDetail, EngineError> {
-        self.hold_in(&OwnMemory, caller, id).await
+        self.hold_in(&UnmeteredMemory, caller, id).await
     }
 
     /// One hold, in the memory for an answer.
@@ -257,11 +259,16 @@ impl Engine {
         let mut rows: Vec<HoldSummary> = Vec::new();
         let mut seen = 0;
         let next = loop {
-            let step = if filter.decided {
-                store.decided_holds(query.clone()).await?
-            } else {
-                store.open_holds(query.clone()).await?
+            let (store, asked) = (Arc::clone(store), query.clone());
+            let is_decided = filter.decided;
+            let step = async move {
+                if is_decided {
+                    store.decided_holds(asked).await
+                } else {
+                    store.open_holds(asked).await
+                }
             };
+            let step = self.list_step(caller, step).await?;
             let is_last = step.len() < SCAN_STEP;
             seen += step.len();
             query.after = step.last().map_or(query.after, |row| Some(row.place));
@@ -298,7 +305,9 @@ impl Engine {
         let soon = self.now().plus_ms(SOON_MS);
         let mut seen = 0;
         loop {
-            let rows = self.inner().store.open_holds(query.clone()).await?;
+            let (store, asked) = (Arc::clone(&self.inner().store), query.clone());
+            let rows = async move { store.open_holds(asked).await };
+            let rows = self.list_step(caller, rows).await?;
             seen += rows.len();
             query.after = rows.last().map_or(query.after, |row| Some(row.place));
             for row in &rows {

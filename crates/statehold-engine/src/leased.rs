@@ -792,9 +792,10 @@ impl LeasedRequest {
         let (session, caller) = (self.ids.session, &self.call.caller);
         let root = self.root().await?;
         let user = self.engine.owner(session).await?.user;
-        self.engine.require_values_fit(&set).await?;
+        self.engine.require_values_fit(caller, &set).await?;
         let temps = &self.engine.inner().temps;
-        temps.put((caller, user), root, set, delete)?;
+        let holder = self.engine.inner().starters.holder(caller, user, root);
+        temps.put(holder, root, set, delete)?;
         // If the root request has ended meanwhile, its values were dropped before these came.
         let state = self.engine.durable_state(session).await?;
         if !state.requests.contains_key(&root) {

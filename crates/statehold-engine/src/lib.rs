@@ -34,9 +34,10 @@ mod reconcile;
 mod shared;
 mod shares;
 pub mod stage;
+#[cfg(feature = "testing")]
+mod starters;
 mod swap;
 mod temp;
-#[cfg(feature = "testing")]
 pub mod testing;
 pub mod trace;
 mod turn_memory;
@@ -44,7 +45,7 @@ mod users;
 mod watch;
 
 pub use addresses::{Resumable, SigningSecret};
-pub use answer_memory::{AnswerMemory, OwnMemory, SMALL_PAYLOAD_BYTES};
+pub use answer_memory::{AnswerMemory, SMALL_PAYLOAD_BYTES, UnmeteredMemory};
 pub use background::drafts::{DraftChange, DraftPiece, DraftReader, OpenDraft};
 pub use caller::{Caller, PhaseScope, Role, Roles};
 pub use claim::{Claim, ClaimedRequest};
@@ -75,7 +76,7 @@ pub use ports::{
     Clock, HoldKeys, MemoryHoldKeys, MemoryKeys, OffsetClock, PayloadKeys, SystemClock,
 };
 pub use read::{ItemPage, Page, RequestDetail, RequestHolds, StoredRequest};
-pub use shares::{PendingShare, PoolFull, Share, Shares};
+pub use shares::{PendingShare, PoolFull, ReleasedShare, Share, Shares};
 pub use statehold_store::{
     ApiKey, CallResult, CheckReport, DueKind, HoldChangeKind, HoldOrder, HoldPlace, LineageStep,
     PageLimit, Problem as CheckProblem, ProblemKind, ResumeAddress, SessionOrder, SessionPlace,

@@ -1,11 +1,12 @@
-//! Reads whose cost grows with what a caller has stored: folds of the log of a session up to a revision, and searches
-//! through sessions. One of each kind runs at a time, so that they leave a reading thread to everybody else, and each
+//! Reads whose cost grows with what a caller has stored: folds of the log of a session up to a revision, searches
+//! through sessions, and the steps of lists over many sessions. One of each kind runs at a time, so that they leave a reading thread to everybody else, and each
 //! caller waits in line with one of its own.
 
 use std::sync::Arc;
 
 use statehold_core::ids::SessionId;
 use statehold_core::session::SessionState;
+use statehold_store::StoreError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::caller::Caller;
@@ -77,11 +78,30 @@ impl Engine {
         read: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, EngineError> {
         let turn = self.inner().long_reads.turn(caller).await?;
+        Ok(self.read_in(turn, read).await)
+    }
+
+    /// Waits for the caller's turn, and reads one step of a list over many sessions. A caller with many lists has one
+    /// step at a time, and the turns of all callers alternate step by step.
+    pub(crate) async fn list_step<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        read: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, EngineError> {
+        let turn = self.inner().list_steps.turn(caller).await?;
+        Ok(self.read_in(turn, read).await?)
+    }
+
+    async fn read_in<T: Send + 'static>(
+        &self,
+        turn: ReadTurn,
+        read: impl Future<Output = T> + Send + 'static,
+    ) -> T {
         let read = async move {
             let _turn = turn;
             read.await
         };
-        Ok(self.run_to_end(read).await)
+        self.run_to_end(read).await
     }
 }
 

@@ -37,6 +37,8 @@ const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 const URL_BYTES_MAX: usize = 2_048;
 /// Keeps arguments short enough for a person to read.
 const ARGS_BYTES_MAX: usize = 1024 * 1024;
+/// The users of one API key together may have the open holds of so many users.
+const KEY_HOLDS_PER_USER: usize = 4;
 const GROUP_BYTES_MAX: usize = 64;
 const REASONS_MAX: usize = 32;
 const REASON_ID_BYTES_MAX: usize = 64;
@@ -128,7 +130,7 @@ pub(crate) async fn open_hold_for(
     engine.require_schemas(&spec).await?;
     let state = engine.durable_state(session).await?;
     let task = state.task_of(by.request).cloned();
-    engine.require_room(&state).await?;
+    engine.require_room(&state, by.request).await?;
     let policy = engine.policy_for(task.as_ref().map(|task| &task.agent), &spec);
     let terms = policy.tighten(spec.kind, wanted_terms(&spec))?;
     if let Some(task) = &task {
@@ -366,13 +368,26 @@ impl Engine {
         Ok(found.map(|item| parse(item.body.as_deref())))
     }
 
-    /// Limits the open holds of one user, so that agents cannot flood people. Agents that ask at the
-    /// same moment may exceed the limit together.
-    async fn require_room(&self, state: &SessionState) -> Result<(), EngineError> {
+    /// Limits the open holds of one user, so that agents cannot flood people, and those of all users of one API key.
+    /// Agents that ask at the same moment may exceed the limit together.
+    async fn require_room(
+        &self,
+        state: &SessionState,
+        request: RequestId,
+    ) -> Result<(), EngineError> {
         let Some(owner) = &state.owner else {
             return Ok(());
         };
         let max = self.inner().options.user_holds_max;
+        let holder = self.inner().starters.holder_of(owner.user, request);
+        let of_key = holder
+            .account()
+            .map(|key| self.inner().holds_by_key.count(key));
+        let key_max = max.saturating_mul(KEY_HOLDS_PER_USER);
+        if of_key.is_some_and(|open| open >= key_max) {
+            let (limit, max) = ("open holds of all users of one key", key_max as u64);
+            return Err(Rejection::Limit { limit, max }.into());
+        }
         let store = &self.inner().store;
         let open = store.open_holds_of_user(owner.tenant.clone(), owner.user, max);
         if open.await? >= max {

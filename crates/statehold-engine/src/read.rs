@@ -2,6 +2,7 @@
 
 mod request_page;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::BoxFuture;
@@ -261,16 +262,24 @@ impl Engine {
         let mut entries = Vec::new();
         let (mut after, mut seen, mut bytes, mut opened) = (after, 0, 0, 0);
         loop {
+            // A search may need many more rows than it has entries.
+            let step = if filter.is_search() {
+                SESSIONS_STEP
+            } else {
+                SESSIONS_STEP.min(limit - entries.len())
+            };
             let query = SessionQuery {
                 tenant: caller.tenant.clone(),
                 app: filter.app.clone(),
                 user,
                 order: filter.order,
                 after,
-                limit: SESSIONS_STEP,
+                limit: step,
             };
-            let rows = self.inner().store.sessions(query).await?;
-            let is_last = rows.len() < SESSIONS_STEP;
+            let store = Arc::clone(&self.inner().store);
+            let rows = async move { store.sessions(query).await };
+            let rows = self.list_step(caller, rows).await?;
+            let is_last = rows.len() < step;
             seen += rows.len();
             for row in rows {
                 after = Some(row.list_place());

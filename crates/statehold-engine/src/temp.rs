@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use statehold_core::command::Rejection;
-use statehold_core::ids::{RequestId, UserId};
+use statehold_core::ids::RequestId;
 use statehold_core::scope::StateKey;
 
-use crate::caller::Caller;
 use crate::error::EngineError;
 use crate::locks::Lock;
-use crate::shares::{Share, Shares};
+use crate::shares::{Holder, Share, Shares};
 
 /// The maximum size of the values of one root request, in bytes.
 pub(crate) const TEMP_BYTES_MAX: usize = 1024 * 1024;
@@ -50,18 +49,18 @@ impl Temps {
         known.map(|(values, _)| values.clone()).unwrap_or_default()
     }
 
-    /// Writes and removes values, all or none. They count for the caller, or for the user of the session if
-    /// the server itself works.
+    /// Writes and removes values, all or none. All values of a root count for the holder that was the first to
+    /// write one.
     pub(crate) fn put(
         &self,
-        (caller, user): (&Caller, UserId),
+        holder: Holder,
         root: RequestId,
         set: Vec<(StateKey, Vec<u8>)>,
         delete: &[StateKey],
     ) -> Result<(), EngineError> {
         let mut kept = self.kept.lock();
         let known = kept.values.entry(root).or_insert_with(|| {
-            let none = self.bytes.none_for_user(caller, user);
+            let none = self.bytes.none_for(holder);
             (BTreeMap::new(), none)
         });
         let mut values = known.0.clone();

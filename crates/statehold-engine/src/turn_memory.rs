@@ -1,14 +1,15 @@
 //! The memory that the answers of agents and models take, from their first bytes to the end of the turn that asked.
-//! Each user has a share: over it, a turn of that user fails, and nobody else's does.
+//! Each user has a share, and the users of one API key have one together: over it, a turn of that user fails, and
+//! nobody else's does.
 
 use std::sync::Arc;
 
+use statehold_core::ids::RequestId;
 use statehold_core::session::Owner;
 
-use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::locks::Lock;
-use crate::shares::{Share, Shares};
+use crate::shares::{Holder, Share, Shares};
 
 /// The bytes of all turns.
 const ALL_BYTES_MAX: usize = 256 * 1024 * 1024;
@@ -35,18 +36,18 @@ impl TurnMemories {
         Self(Shares::new(bytes_max))
     }
 
-    /// The memory of one turn for a user. It takes nothing yet.
-    fn of(&self, owner: &Owner) -> TurnMemory {
-        let server = Caller::worker_of_server(owner.tenant.clone());
-        let share = self.0.none_for_user(&server, owner.user);
+    /// The memory of one turn. It takes nothing yet.
+    fn of(&self, holder: Holder) -> TurnMemory {
+        let share = self.0.none_for(holder);
         TurnMemory(Arc::new(Lock::new(TurnBytes { received: 0, share })))
     }
 }
 
 impl Engine {
-    /// The memory of one turn for the owner of a session.
-    pub fn turn_memory(&self, owner: &Owner) -> TurnMemory {
-        self.inner().options.turn_memories.of(owner)
+    /// The memory of the turn of a request, for the owner of its session.
+    pub fn turn_memory(&self, owner: &Owner, request: RequestId) -> TurnMemory {
+        let holder = self.inner().starters.holder_of(owner.user, request);
+        self.inner().options.turn_memories.of(holder)
     }
 }
 
@@ -98,32 +99,26 @@ mod tests {
 
     const MIB: usize = 1024 * 1024;
 
-    fn owner(user: u128) -> Owner {
-        let name = |text: &str| text.parse().expect("a name");
-        Owner {
-            tenant: name("default"),
-            app: name("app"),
-            user: UserId::from_uuid(Uuid::from_u128(user)),
-            agent: name("helper"),
-        }
+    fn user(user: u128) -> Holder {
+        Holder::of_user(UserId::from_uuid(Uuid::from_u128(user)))
     }
 
     #[test]
     fn the_turns_of_one_user_share_a_fourth_of_the_memory_and_others_have_theirs() {
         let all = TurnMemories::new(64 * MIB);
-        let turns: Vec<TurnMemory> = (0..8).map(|_| all.of(&owner(1))).collect();
+        let turns: Vec<TurnMemory> = (0..8).map(|_| all.of(user(1))).collect();
         // Each byte counts twice, and the user may have 16 MiB.
         let taken = turns.iter().filter(|turn| turn.take(2 * MIB).is_ok());
         assert_eq!(taken.count(), 4);
         assert_eq!(turns[0].take(1), Err(TurnMemoryFull), "not a byte more");
         assert_eq!(turns[7].take(FREE_BYTES), Ok(()), "a short answer is free");
-        assert_eq!(all.of(&owner(2)).take(8 * MIB), Ok(()), "another user");
+        assert_eq!(all.of(user(2)).take(8 * MIB), Ok(()), "another user");
 
         let mut turns = turns.into_iter();
         let (first, held) = (turns.next().expect("a turn"), turns.next());
         let kept = first.clone();
         drop(first);
-        let next = all.of(&owner(1));
+        let next = all.of(user(1));
         assert_eq!(next.take(2 * MIB), Err(TurnMemoryFull), "it is still held");
         drop(kept);
         assert_eq!(next.take(2 * MIB), Ok(()));
@@ -133,7 +128,7 @@ mod tests {
     #[test]
     fn a_turn_takes_memory_as_its_answer_grows() {
         let all = TurnMemories::new(4 * MIB);
-        let turn = all.of(&owner(1));
+        let turn = all.of(user(1));
         let pieces = (0..4_096).take_while(|_| turn.take(1024).is_ok()).count();
         assert_eq!(pieces, 512, "half of the share of a user");
     }

@@ -27,9 +27,10 @@ use statehold_core::digest::Digest;
 use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::limits::EXACT_INTEGER_MAX;
 use statehold_core::name::Name;
-use statehold_engine::Receipt;
 use statehold_engine::api::json::to_body;
 use statehold_engine::api::request::RequestView;
+use statehold_engine::api::session::LONG_PAGE_BYTES;
+use statehold_engine::{EngineError, Receipt};
 
 use crate::http::call::CallContext;
 use crate::http::problem::{Code, Problem};
@@ -142,6 +143,17 @@ pub(crate) fn answer(status: StatusCode, body: Vec<u8>, values: AnswerHeaders) -
 /// The answer to a read, without headers of its own.
 pub(crate) fn plain<T: Serialize>(value: &T) -> Response {
     shown(value, AnswerHeaders::default())
+}
+
+/// The answer to a read of a page with so many bytes of texts. A long one is written beside the threads that serve
+/// calls.
+pub(crate) async fn plain_page<T: Serialize + Send + 'static>(page: T, bytes: usize) -> Answer {
+    if bytes <= LONG_PAGE_BYTES {
+        return Ok(plain(&page));
+    }
+    let body = tokio::task::spawn_blocking(move || to_body(&page)).await;
+    let body = body.map_err(|_| Problem::from(EngineError::Stopping))?;
+    Ok(answer(StatusCode::OK, body, AnswerHeaders::default()))
 }
 
 /// The answer to a call that leaves nothing to show.

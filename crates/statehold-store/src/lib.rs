@@ -31,5 +31,5 @@ pub use port::{
     MemoryPage, MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue, PendingCommit,
     ResumeAddress, SessionOrder, SessionPlace, SessionQuery, SessionSummary, SharedOwner,
     SharedValue, StatePage, StateValue, Store, StoreError, StoreMeasures, StoredExchange,
-    StoredItem, StoredRecord, TenantChange, TenantCommit, WorkTotals, record_bytes,
+    StoredItem, StoredRecord, TenantChange, TenantCommit, ValueSize, WorkTotals, record_bytes,
 };

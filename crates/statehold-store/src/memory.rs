@@ -36,9 +36,9 @@ use crate::port::{
     ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageLog, Due, DuePage, DuePlace,
     FORK_LEVELS_MAX, HoldChange, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep,
     LiveWork, MemoryPage, MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue,
-    PendingCommit, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
-    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, WorkTotals,
-    impl_store,
+    PendingCommit, ReadLine, ResumeAddress, SessionQuery, SessionSummary, SharedOwner, SharedValue,
+    StatePage, StateValue, Store, StoreError, StoredItem, StoredRecord, TenantCommit, ValueSize,
+    WorkTotals, impl_store,
 };
 use crate::seal::NoKeys;
 
@@ -62,7 +62,11 @@ impl MemoryStore {
         self.tables.lock().map_err(|_| StoreError::Stopped)
     }
 
-    fn read<T>(&self, query: impl FnOnce(&Tables) -> T) -> Ready<Result<T, StoreError>> {
+    fn read<T>(
+        &self,
+        _: ReadLine,
+        query: impl FnOnce(&Tables) -> T,
+    ) -> Ready<Result<T, StoreError>> {
         ready(self.lock().map(|tables| query(&tables)))
     }
 
@@ -430,6 +434,13 @@ impl_store! {
 
         fn state_value(session: SessionId, key: StateKey) -> Option<StateValue> =
             tables.sessions.get(&session)?.state_value(&key);
+        fn state_sizes(session: SessionId, keys: Vec<StateKey>, bytes_max: u64)
+            -> Vec<Option<ValueSize>> = {
+            // All values are in memory.
+            let _ = bytes_max;
+            let value = |key| tables.sessions.get(&session)?.state_value(key);
+            keys.iter().map(|key| value(key).map(|value| value.size())).collect()
+        };
         fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>> =
             tables.sessions.get(&session)?.value_at(&key, revision);
         fn past_values(session: SessionId, places: Vec<(StateKey, u64)>, bytes_max: u64)
@@ -441,6 +452,14 @@ impl_store! {
             tables.sessions.get(tables.session_of_task.get(&task)?)?.task_state(task);
         fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue> =
             tables.shared.get(&owner)?.get(&key)?.value.clone();
+        fn shared_sizes(owner: SharedOwner, keys: Vec<StateKey>, bytes_max: u64)
+            -> Vec<Option<ValueSize>> = {
+            // All values are in memory.
+            let _ = bytes_max;
+            let value = |key| tables.shared.get(&owner)?.get(key)?.value.clone();
+            let size = |value| StateValue::from(value).size();
+            keys.iter().map(|key| value(key).map(size)).collect()
+        };
 
         fn ended_request(id: RequestId) -> Option<EndedRequest> =
             tables.ended_requests.get(&id).cloned();

@@ -305,6 +305,15 @@ pub trait Store: Send + Sync + 'static {
         key: StateKey,
     ) -> Result<Option<StateValue>, StoreError>;
 
+    /// The sizes of the values of session keys, in the same order; none where a key has no value. Reads at most
+    /// `bytes_max` bytes of values: beyond that, a size is the length of the stored form.
+    async fn state_sizes(
+        &self,
+        session: SessionId,
+        keys: Vec<StateKey>,
+        bytes_max: u64,
+    ) -> Result<Vec<Option<ValueSize>>, StoreError>;
+
     /// The value that a session key had at an earlier revision.
     async fn state_at(
         &self,
@@ -347,6 +356,14 @@ pub trait Store: Send + Sync + 'static {
         owner: SharedOwner,
         key: StateKey,
     ) -> Result<Option<SharedValue>, StoreError>;
+
+    /// The sizes of shared values, as [`Store::state_sizes`] gives them.
+    async fn shared_sizes(
+        &self,
+        owner: SharedOwner,
+        keys: Vec<StateKey>,
+        bytes_max: u64,
+    ) -> Result<Vec<Option<ValueSize>>, StoreError>;
 
     /// A request that has ended.
     async fn ended_request(&self, id: RequestId) -> Result<Option<EndedRequest>, StoreError>;
@@ -624,12 +641,33 @@ pub trait Store: Send + Sync + 'static {
     fn damage(&self) -> &DamageLog;
 }
 
+/// The two lines of queries that wait for a reading thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadLine {
+    /// Reads of single rows, which writes and turns wait for.
+    Points,
+    /// Reads of many rows, for lists and views of the past.
+    Pages,
+}
+
+/// The line that a method of [`impl_store`] names.
+macro_rules! read_line {
+    () => {
+        $crate::port::ReadLine::Points
+    };
+    (pages) => {
+        $crate::port::ReadLine::Pages
+    };
+}
+pub(crate) use read_line;
+
 /// Implements [`Store`]: a line per method that reads, with its name, its arguments, the session whose data it
-/// reads, and its query, which the store's own `read` runs; then the other methods.
+/// reads, `in pages` if it reads many rows, and its query, which the store's own `read` runs; then the other methods.
 macro_rules! impl_store {
     (
         for $store:ty, reads with $from:ident {
-            $(fn $name:ident($($argument:ident: $type:ty),*) $(of $session:ident)? -> $answer:ty = $query:expr;)*
+            $(fn $name:ident($($argument:ident: $type:ty),*) $(of $session:ident)? $(in $line:ident)?
+                -> $answer:ty = $query:expr;)*
         }
         $($other:tt)*
     ) => {
@@ -637,7 +675,8 @@ macro_rules! impl_store {
         impl Store for $store {
             $(
                 async fn $name(&self, $($argument: $type),*) -> Result<$answer, StoreError> {
-                    let answer = self.read::<$answer>(move |$from| $query).await;
+                    let line = $crate::port::read_line!($($line)?);
+                    let answer = self.read::<$answer>(line, move |$from| $query).await;
                     $(let answer = answer.map_err(|error| error.in_session($session));)?
                     answer.inspect_err(|error| self.damage().note(error))
                 }
@@ -995,6 +1034,15 @@ impl SharedOwner {
     }
 }
 
+/// The size of a value that is not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ValueSize {
+    /// The version of the value.
+    pub version: u64,
+    /// The bytes of the value.
+    pub bytes: u64,
+}
+
 /// The value of a shared key, with who wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedValue {
@@ -1013,6 +1061,16 @@ pub struct SharedValue {
     pub at: Timestamp,
     /// The request that wrote it.
     pub request: Option<RequestId>,
+}
+
+impl StateValue {
+    /// Its size.
+    pub(crate) fn size(&self) -> ValueSize {
+        ValueSize {
+            version: self.version,
+            bytes: self.value.len() as u64,
+        }
+    }
 }
 
 impl From<SharedValue> for StateValue {

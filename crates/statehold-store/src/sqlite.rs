@@ -56,9 +56,9 @@ use crate::keys::KnownKeys;
 use crate::port::{
     ApiKey, ChangedHead, Committed, DamageLog, Due, DuePage, DuePlace, HoldChange, HoldQuery,
     HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage, MemoryQuery, PageLimit,
-    PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress, SessionQuery,
+    PastItemQuery, PastStateQuery, PastValue, PendingCommit, ReadLine, ResumeAddress, SessionQuery,
     SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store, StoreError,
-    StoreMeasures, StoredItem, StoredRecord, TenantCommit, WorkTotals, impl_store,
+    StoreMeasures, StoredItem, StoredRecord, TenantCommit, ValueSize, WorkTotals, impl_store,
 };
 use crate::private_file::{create_private, sync_directory};
 use erase::ErasedRows;
@@ -316,6 +316,7 @@ impl SqliteStore {
     /// Runs a query on one snapshot of the file.
     async fn read<T: Send + 'static>(
         &self,
+        line: ReadLine,
         query: impl FnOnce(&Snapshot<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (damage, keys) = (Arc::clone(&self.damage), Arc::clone(&self.keys));
@@ -324,14 +325,14 @@ impl SqliteStore {
             let conn = KeyedConnection { conn, keys };
             query(&Snapshot { conn, damage })
         };
-        self.readers.read(query).await
+        self.readers.read(line, query).await
     }
 
     /// Runs a query that walks the rows of a session. With `fills`, the tail keeps them.
     async fn walk<T: Send + 'static>(
         &self,
-        session: SessionId,
-        fills: bool,
+        line: ReadLine,
+        (session, fills): (SessionId, bool),
         query: impl FnOnce(&RowReader<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let tail = Arc::clone(&self.tail);
@@ -342,7 +343,7 @@ impl SqliteStore {
             rows.keep_walked();
             Ok(found)
         };
-        let walked = self.readers.read(walk).await;
+        let walked = self.readers.read(line, walk).await;
         self.noted(session, walked)
     }
 
@@ -423,7 +424,7 @@ fn take_lock(directory: &Path) -> Result<File, StoreError> {
 impl_store! {
     for SqliteStore, reads with conn {
         fn load(session: SessionId) of session -> Option<SessionState> = read::load(conn, session);
-        fn load_at(session: SessionId, revision: u64) of session -> Option<SessionState> =
+        fn load_at(session: SessionId, revision: u64) of session in pages -> Option<SessionState> =
             log::load_at(conn, session, revision);
         fn kept_revision(session: SessionId, revision: u64) of session -> u64 =
             memory::kept_revision(conn, session, revision);
@@ -431,23 +432,27 @@ impl_store! {
         fn records_at(places: Vec<(SessionId, u64)>, bytes_max: u64) -> Vec<Option<StoredRecord>> =
             holds::records_at(conn, &places, bytes_max);
 
-        fn chain(session: SessionId, after: u64, limit: PageLimit) of session -> Vec<Record> =
+        fn chain(session: SessionId, after: u64, limit: PageLimit) of session in pages -> Vec<Record> =
             log::chain(conn, session, after, limit);
-        fn state(session: SessionId, range: KeyRange, limit: PageLimit) of session
+        fn state(session: SessionId, range: KeyRange, limit: PageLimit) of session in pages
             -> StatePage<StateValue> = read::state(conn, session, &range, limit);
         fn state_value(session: SessionId, key: StateKey) of session -> Option<StateValue> =
             read::state_value(conn, session, &key);
+        fn state_sizes(session: SessionId, keys: Vec<StateKey>, bytes_max: u64) of session
+            -> Vec<Option<ValueSize>> = read::state_sizes(conn, session, &keys, bytes_max);
         fn state_at(session: SessionId, key: StateKey, revision: u64) of session -> Option<Vec<u8>> =
             read::state_at(conn, session, &key, revision);
-        fn past_state(session: SessionId, query: PastStateQuery) of session -> StatePage<StateValue> =
+        fn past_state(session: SessionId, query: PastStateQuery) of session in pages -> StatePage<StateValue> =
             past::state(conn, session, &query);
-        fn past_values(session: SessionId, places: Vec<(StateKey, u64)>, bytes_max: u64) of session
+        fn past_values(session: SessionId, places: Vec<(StateKey, u64)>, bytes_max: u64) of session in pages
             -> Vec<Option<PastValue>> = past::values(conn, session, &places, bytes_max);
         fn task_state(task: TaskId) -> Option<Vec<u8>> = read::task_state(conn, task);
-        fn shared(owner: SharedOwner, range: KeyRange, limit: PageLimit)
+        fn shared(owner: SharedOwner, range: KeyRange, limit: PageLimit) in pages
             -> StatePage<SharedValue> = read::shared(conn, &owner, &range, limit);
         fn shared_value(owner: SharedOwner, key: StateKey) -> Option<SharedValue> =
             read::shared_value(conn, &owner, &key);
+        fn shared_sizes(owner: SharedOwner, keys: Vec<StateKey>, bytes_max: u64)
+            -> Vec<Option<ValueSize>> = read::shared_sizes(conn, &owner, &keys, bytes_max);
 
         fn closed_task(id: TaskId) -> Option<ClosedTask> =
             read::by_id(conn, "closed_task", id.as_uuid());
@@ -463,8 +468,8 @@ impl_store! {
         fn answer(key: Digest) -> Option<Answer> = read::answer(conn, key);
         fn answers_kept() -> u64 = read::answers_kept(conn);
 
-        fn sessions(query: SessionQuery) -> Vec<SessionSummary> = read::sessions(conn, &query);
-        fn sessions_of_user(tenant: Name, user: UserId, is_listed: bool, after: u64, limit: usize)
+        fn sessions(query: SessionQuery) in pages -> Vec<SessionSummary> = read::sessions(conn, &query);
+        fn sessions_of_user(tenant: Name, user: UserId, is_listed: bool, after: u64, limit: usize) in pages
             -> Vec<SessionSummary> =
             read::sessions_of_user(conn, (&tenant, user), is_listed, after, limit);
         fn session_named(tenant: Name, app: Name, user: UserId, name: String)
@@ -478,19 +483,19 @@ impl_store! {
             read::heads_after(conn, after, limit);
         fn claimable(tenant: Name, agent: Name, user: Option<UserId>, after: Option<RequestId>, limit: usize)
             -> Vec<(SessionId, RequestId)> = read::claimable(conn, &tenant, &agent, user, after, limit);
-        fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize)
+        fn live_work(tenant: Name, agent: Name, after: Option<RequestId>, limit: usize) in pages
             -> Vec<LiveWork> = read::live_work(conn, &tenant, &agent, after, limit);
         fn due(now: Timestamp, after: Option<DuePlace>, limit: usize) -> DuePage = due::due(conn, now, after, limit);
         fn due_in(sessions: Vec<(SessionId, Timestamp)>) -> Vec<Due> = due::due_in(conn, &sessions);
-        fn sessions_ahead(now: Timestamp, limit: usize) -> Vec<(SessionId, Timestamp)> =
+        fn sessions_ahead(now: Timestamp, limit: usize) in pages -> Vec<(SessionId, Timestamp)> =
             due::sessions_ahead(conn, now, limit);
 
         fn holds_of(request: RequestId) -> Vec<HoldId> = holds::holds_of(conn, request);
-        fn open_holds(query: HoldQuery) -> Vec<HoldSummary> = holds::open_holds(conn, &query);
-        fn decided_holds(query: HoldQuery) -> Vec<HoldSummary> = holds::decided_holds(conn, &query);
+        fn open_holds(query: HoldQuery) in pages -> Vec<HoldSummary> = holds::open_holds(conn, &query);
+        fn decided_holds(query: HoldQuery) in pages -> Vec<HoldSummary> = holds::decided_holds(conn, &query);
         fn holds(ids: Vec<HoldId>) -> Vec<HoldSummary> = holds::by_ids(conn, &ids);
         fn held_by(requests: Vec<RequestId>) -> Vec<HoldSummary> = holds::held_by(conn, &requests);
-        fn hold_changes(tenant: Name, after: u64, limit: usize) -> (Vec<HoldChange>, u64) =
+        fn hold_changes(tenant: Name, after: u64, limit: usize) in pages -> (Vec<HoldChange>, u64) =
             holds::changes(conn, &tenant, after, limit);
         fn lineages(requests: Vec<RequestId>) -> Vec<Vec<LineageStep>> =
             requests.iter().map(|id| holds::lineage(conn, *id)).collect();
@@ -503,17 +508,17 @@ impl_store! {
         fn user_names(users: Vec<UserId>) -> Vec<Option<String>> =
             users.iter().map(|user| tenant::user_name(conn, *user)).collect();
         fn tenant_head(tenant: Name) -> TenantHead = tenant::head(conn, &tenant);
-        fn tenant_records(tenant: Name, after: u64, limit: usize) -> Vec<TenantRecord> =
+        fn tenant_records(tenant: Name, after: u64, limit: usize) in pages -> Vec<TenantRecord> =
             tenant::records(conn, &tenant, after, limit);
         fn api_key(secret: Digest) -> Option<ApiKey> = tenant::api_key(conn, secret);
-        fn api_keys(tenant: Name, after: Option<KeyId>, limit: usize) -> Vec<ApiKey> =
+        fn api_keys(tenant: Name, after: Option<KeyId>, limit: usize) in pages -> Vec<ApiKey> =
             tenant::api_keys(conn, &tenant, after, limit);
         fn api_key_of(tenant: Name, key: KeyId) -> Option<ApiKey> =
             tenant::api_key_of(conn, &tenant, key);
         fn api_key_count(tenant: Name) -> usize = tenant::api_key_count(conn, &tenant);
         fn has_api_keys() -> bool = tenant::has_api_keys(conn);
         fn resume_addresses() -> Vec<ResumeAddress> = tenant::addresses(conn);
-        fn work_totals(tenant: Name, agents: usize) -> WorkTotals =
+        fn work_totals(tenant: Name, agents: usize) in pages -> WorkTotals =
             measures::work_totals(conn, &tenant, agents);
     }
 
@@ -541,7 +546,7 @@ impl_store! {
             return self.writer.begin_commit(commit, None).await;
         }
         let session = commit.session();
-        let looked_up = self.read(move |conn| {
+        let looked_up = self.read(ReadLine::Points, move |conn| {
             let places = ForkPlaces::find(conn, &commit)?;
             Ok((commit, places))
         });
@@ -553,7 +558,7 @@ impl_store! {
         if let Some(summary) = self.tail.summary(session) {
             return Ok(Some(summary));
         }
-        self.walk(session, true, move |rows| {
+        self.walk(ReadLine::Points, (session, true), move |rows| {
             let found = read::session(rows, session)?;
             rows.keep_summary(found.as_ref());
             Ok(found)
@@ -565,7 +570,8 @@ impl_store! {
         if let Some(ended) = self.tail.ended_request(id) {
             return Ok(Some(ended));
         }
-        let read = self.read(move |conn| read::by_id(conn, "ended_request", id.as_uuid()));
+        let find = move |conn: &Snapshot<'_>| read::by_id(conn, "ended_request", id.as_uuid());
+        let read = self.read(ReadLine::Points, find);
         read.await.inspect_err(|error| self.damage.note(error))
     }
 
@@ -580,7 +586,12 @@ impl_store! {
         {
             return Ok(records);
         }
-        let read = self.read(move |conn| log::records(conn, session, after, limit));
+        let line = if limit.entries > 1 {
+            ReadLine::Pages
+        } else {
+            ReadLine::Points
+        };
+        let read = self.read(line, move |conn| log::records(conn, session, after, limit));
         self.noted(session, read.await)
     }
 
@@ -596,7 +607,7 @@ impl_store! {
             return Ok(page);
         }
         let fills = query.before.is_none() && query.task.is_none();
-        self.walk(session, fills, move |rows| {
+        self.walk(ReadLine::Points, (session, fills), move |rows| {
             history::items(rows, session, query)
         })
         .await
@@ -614,7 +625,12 @@ impl_store! {
         {
             return Ok(page);
         }
-        self.walk(session, before.is_none(), move |rows| {
+        let line = if before.is_some() {
+            ReadLine::Pages
+        } else {
+            ReadLine::Points
+        };
+        self.walk(line, (session, before.is_none()), move |rows| {
             history::transcript(rows, session, before, limit)
         })
         .await
@@ -625,7 +641,7 @@ impl_store! {
         session: SessionId,
         query: PastItemQuery,
     ) -> Result<(Vec<StoredItem>, Option<u64>), StoreError> {
-        self.walk(session, false, move |rows| {
+        self.walk(ReadLine::Pages, (session, false), move |rows| {
             history::items_at(rows, session, query)
         })
         .await
@@ -641,7 +657,7 @@ impl_store! {
         {
             return Ok(page);
         }
-        self.walk(session, false, move |rows| {
+        self.walk(ReadLine::Points, (session, false), move |rows| {
             memory::page(rows, session, &query)
         })
         .await

@@ -148,6 +148,7 @@ promises! {
         a_value_merged_with_an_older_version_refuses_the_whole_commit,
         a_merge_without_its_value_refuses_the_whole_commit,
         one_key_is_read_as_it_is_among_all,
+        sizes_of_values_are_known_without_their_bytes,
         a_shared_value_says_who_wrote_it,
         user_values_reach_the_sessions_of_that_user_only,
         app_values_reach_the_users_of_that_app_only,

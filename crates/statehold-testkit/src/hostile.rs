@@ -1,5 +1,6 @@
 //! Hostile clients and good ones on one server. A hostile client makes huge unions, asks for feeds and pages and
-//! never reads them, holds idle connections, and makes sessions that live for a second. A good client runs
+//! never reads them, holds idle connections, lists its sessions in many loops, and makes sessions that live for a
+//! second. A good client runs
 //! ordinary turns, one after the other, and counts what becomes of them.
 
 use std::io::Write as _;
@@ -11,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::http::{PlainAnswer, PlainClient};
 
@@ -33,6 +34,12 @@ const UNREAD_CALLS: usize = 24;
 const TURNS_MAX: usize = 50;
 /// How often a good client tries a call whose connection was cut.
 const TRIES_MAX: usize = 20;
+/// The sessions that a lister lists, the labels of each, and the bytes of one.
+const LISTED_SESSIONS: usize = 100;
+const LABELS: usize = 40;
+const LABEL_BYTES: usize = 200;
+/// How many loops of one client list them.
+const LISTERS: usize = 32;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Numbers the calls of good clients, for their idempotency keys.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -70,6 +77,8 @@ pub struct HostileQuota {
     pub unread: usize,
     /// Connections that it opens without a call.
     pub idle: usize,
+    /// Pages of sessions that it lists.
+    pub lists: usize,
 }
 
 impl HostileQuota {
@@ -79,6 +88,7 @@ impl HostileQuota {
         sessions: usize::MAX,
         unread: usize::MAX,
         idle: usize::MAX,
+        lists: usize::MAX,
     };
 }
 
@@ -93,6 +103,8 @@ pub struct HostileCounts {
     pub unread: AtomicUsize,
     /// Connections without a call.
     pub idle: AtomicUsize,
+    /// Pages of sessions that were listed.
+    pub lists: AtomicUsize,
 }
 
 impl HostileCounts {
@@ -105,6 +117,7 @@ impl HostileCounts {
             && is_done(&self.sessions, quota.sessions)
             && is_done(&self.unread, quota.unread)
             && is_done(&self.idle, quota.idle)
+            && is_done(&self.lists, quota.lists)
     }
 }
 
@@ -125,7 +138,13 @@ impl HostileClients {
         );
         let mut threads = Vec::new();
         for key in keys {
-            for attack in [unions, brief_sessions, unread_calls, idle_connections] {
+            for attack in [
+                unions,
+                brief_sessions,
+                unread_calls,
+                idle_connections,
+                lists,
+            ] {
                 let client = HostileClient {
                     address,
                     key: key.clone(),
@@ -297,6 +316,36 @@ fn idle_connections(client: &HostileClient) {
         }
     }
     client.rest();
+}
+
+fn lists(client: &HostileClient) {
+    let labels: Map<String, Value> = (0..LABELS)
+        .map(|n| (format!("label-{n}"), Value::from("x".repeat(LABEL_BYTES))))
+        .collect();
+    let body = json!({"app": "hostile", "labels": labels});
+    let mut connection = client.connection();
+    let mut made = 0;
+    while made < LISTED_SESSIONS && client.goes_on() {
+        made += usize::from(make_session(&mut connection, &body).is_some());
+    }
+    let listed = AtomicUsize::new(0);
+    let list = |order: &str| {
+        let mut connection = client.connection();
+        let path = format!("/v1/sessions?limit=200&order={order}");
+        while client.goes_on() && listed.fetch_add(1, Ordering::SeqCst) < client.quota.lists {
+            if try_call(&mut connection, "GET", &path, &Value::Null).is_some() {
+                client.counts.lists.fetch_add(1, Ordering::SeqCst);
+            } else {
+                listed.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for n in 0..LISTERS {
+            let order = ["created_at", "updated_at"][n % 2];
+            scope.spawn(move || list(order));
+        }
+    });
 }
 
 /// A good client: its own session, and a connection that it opens again if it is cut.

@@ -222,16 +222,21 @@ impl AgentRun {
         let input = message.put(batch.payloads());
         // Reserve a turn and claim a hosted child in the commit that starts it. That saves the trip
         // through the claim queue.
-        let slot = self.generation.reserve_turn(agent).await;
+        let slot = self
+            .generation
+            .reserve_turn(agent, self.request.ids.request)
+            .await;
         let starts_with_commit = slot.as_ref().map(TurnSlot::starts_with_commit);
         let (slot, answer, stages) = (Mutex::new(slot), Mutex::new(None), Mutex::new(None));
         let outlines = &self.generation.outlines;
         let hand_over = |child: ClaimedTurn| {
-            let (told_by, told) = oneshot::channel();
-            let parent = WaitingParent { answer: told_by };
+            let (answer_sender, answer_receiver) = oneshot::channel();
+            let parent = WaitingParent {
+                answer: answer_sender,
+            };
             let place = outlines.place(child.request.ids.request, stage);
             *stages.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
-            *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+            *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer_receiver);
             let slot = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
             match slot {
                 Some(slot) => slot.start(child, Some(parent)),

@@ -14,10 +14,10 @@ use tokio::time::Instant;
 
 use super::generation::{Generation, LocalAgent, TurnPermit};
 use super::run::{AgentRun, SimulatedCrash, WaitingParent};
-use crate::exchange::{Recorder, recorded};
+use crate::exchange::{Recorder, with_recorder};
 use crate::message::raw;
 use crate::turn::{TurnError, TurnFailure};
-use crate::turn_memory::remembered;
+use crate::turn_memory::with_turn_memory;
 use crate::turn_watch::{TurnWatch, watched};
 
 /// The interval between heartbeats.
@@ -81,15 +81,18 @@ impl Generation {
         // Keep the draft open until this turn ends, also if it panics.
         let draft = self.engine.open_draft(id).by(&spec.name);
         let owner = request.owner().await?;
-        let _draft = draft.counted_for(&owner);
+        let _draft = draft.counted_for(&self.engine, &owner);
         // Held until the answer of the turn is committed.
-        let memory = self.engine.turn_memory(&owner);
+        let memory = self.engine.turn_memory(&owner, id);
         let run = AgentRun::open(Arc::clone(self), Arc::clone(spec), claimed, permit, parent);
         let mut run = run.await?;
         let log = self.debug_log.clone();
         let recorder = log.map(|log| Recorder::new(log, (request.ids, owner.user), spec));
         let watch = TurnWatch::new(self.engine.clone(), spec);
-        let turn = remembered(memory.clone(), recorded(recorder, agent.turn(&mut run)));
+        let turn = with_turn_memory(
+            memory.clone(),
+            with_recorder(recorder, agent.turn(&mut run)),
+        );
         let turn = watched(watch, turn);
         let turn = AssertUnwindSafe(turn).catch_unwind();
         let outcome = tokio::select! {

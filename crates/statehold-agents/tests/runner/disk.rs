@@ -21,7 +21,7 @@ use statehold_store::{
     HoldChange, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage,
     MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress,
     SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
-    StoreError, StoredItem, StoredRecord, TenantCommit, WorkTotals,
+    StoreError, StoredItem, StoredRecord, TenantCommit, ValueSize, WorkTotals,
 };
 use tokio::sync::oneshot;
 
@@ -146,6 +146,8 @@ store_of_disk! {
     fn memory(session: SessionId, query: MemoryQuery) -> MemoryPage;
     fn state(session: SessionId, range: KeyRange, limit: PageLimit) -> StatePage<StateValue>;
     fn state_value(session: SessionId, key: StateKey) -> Option<StateValue>;
+    fn state_sizes(session: SessionId, keys: Vec<StateKey>, bytes_max: u64) -> Vec<Option<ValueSize>>;
+    fn shared_sizes(owner: SharedOwner, keys: Vec<StateKey>, bytes_max: u64) -> Vec<Option<ValueSize>>;
     fn past_state(session: SessionId, query: PastStateQuery) -> StatePage<StateValue>;
     fn past_values(session: SessionId, places: Vec<(StateKey, u64)>, bytes_max: u64) -> Vec<Option<PastValue>>;
     fn state_at(session: SessionId, key: StateKey, revision: u64) -> Option<Vec<u8>>;

@@ -15,7 +15,7 @@ use statehold_core::record::CommandName::{
 };
 use statehold_engine::api::turn::{self, DeliveryLog, TurnInput, UserMessage};
 use statehold_engine::policy::Policies;
-use statehold_engine::{Call, Engine, EngineError, OwnMemory};
+use statehold_engine::{Call, Engine, EngineError, UnmeteredMemory};
 use statehold_fakes::FakeService;
 use statehold_fakes::chat::{ScriptedModel, calls, says, text};
 use statehold_fakes::tools::{ToolServer, tool};
@@ -135,7 +135,7 @@ async fn said(
     };
     let opened = turn::open_turn(engine, log, input, Vec::new()).await?;
     let deadline = tokio::time::Instant::now() + Duration::from_mins(1);
-    let snapshot = opened.handle.outcome(deadline, &OwnMemory).await?;
+    let snapshot = opened.handle.outcome(deadline, &UnmeteredMemory).await?;
     log.receipt(&opened.handle, false, &snapshot).confirm();
     let via = snapshot.account.via.join(",");
     Ok(format!(

@@ -325,8 +325,8 @@ impl EventRecorder<'_> {
         let mut payloads = self.write.payloads.clone();
         let state = state_patch(self.event.state.clone(), &mut payloads)?;
         rights::require_scopes(&self.write.call.caller, &state)?;
-        let engine = self.write.engine;
-        engine.require_patch_fits(&state, &payloads).await
+        let (engine, caller) = (self.write.engine, &self.write.call.caller);
+        engine.require_patch_fits(caller, &state, &payloads).await
     }
 
     /// Commits the event as the request with this id.

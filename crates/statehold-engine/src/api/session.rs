@@ -40,10 +40,13 @@ pub use history::{fork, rewind};
 pub use input::{CloseSessionInput, ForkInput, RewindInput, SessionChanges, SessionInput};
 pub use named::{CreatedSession, create_or_get, read_named};
 pub(crate) use view::parse_labels;
-pub use view::{ForkOrigin, MessagePage, RecordPage, SessionPage, SessionView, TracePage};
+pub use view::{ForkOrigin, Labels, MessagePage, RecordPage, SessionPage, SessionView, TracePage};
 
 /// Number of retries when concurrent callers change the labels of one session.
 const RETRIES_MAX: usize = 64;
+
+/// A page with more names and labels is built beside the threads that serve calls.
+pub const LONG_PAGE_BYTES: usize = 64 * 1024;
 
 /// The agent of a session that names none.
 const DEFAULT_AGENT: &str = "coordinator";
@@ -266,14 +269,24 @@ pub async fn list(
         None => None,
     };
     let page = engine.sessions(caller, &input, user, after, limit).await?;
-    let mut entries = Vec::with_capacity(page.entries.len());
-    for summary in &page.entries {
-        entries.push(session_view(engine, summary).await?);
+    let mut users = Vec::with_capacity(page.entries.len());
+    for SessionSummary { owner, .. } in &page.entries {
+        users.push(engine.user_name(&owner.tenant, owner.user).await?);
     }
-    Ok(Page {
-        entries,
-        next: page.next,
-    })
+    let (summaries, next) = (page.entries, page.next);
+    let bytes: usize = summaries.iter().map(SessionSummary::text_bytes).sum();
+    let views = move || {
+        let views = summaries.iter().zip(users);
+        let views = views.map(|(summary, user)| SessionView::of(summary, user));
+        views.collect()
+    };
+    let entries = if bytes > LONG_PAGE_BYTES {
+        let views = tokio::task::spawn_blocking(views).await;
+        views.map_err(|_| EngineError::Stopping)?
+    } else {
+        views()
+    };
+    Ok(Page { entries, next })
 }
 
 async fn session_view(

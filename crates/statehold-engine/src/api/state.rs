@@ -117,9 +117,10 @@ async fn patch_temp(
     let root = root.await?;
     let summary = engine.session(caller, session).await?;
     let (user, revision) = (summary.owner.user, summary.revision);
-    engine.require_values_fit(&set).await?;
+    engine.require_values_fit(caller, &set).await?;
     let temps = &engine.inner().temps;
-    temps.put((caller, user), root, set, &delete)?;
+    let holder = engine.inner().starters.holder(caller, user, root);
+    temps.put(holder, root, set, &delete)?;
     // If the root request has ended meanwhile, its values were dropped before these came.
     let state = engine.durable_state(session).await?;
     if !state.requests.contains_key(&root) {

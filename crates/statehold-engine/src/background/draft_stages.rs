@@ -50,7 +50,7 @@ struct WrittenText {
     /// The text as it was written, if it is redacted.
     whole: String,
     /// Holds back what may become a secret.
-    unredacted: Option<TextStream>,
+    redaction: Option<TextStream>,
     /// Whether the text was whole before. What comes later is shown when it is whole again.
     has_ended: bool,
     /// How much of the text was shown, without its secrets.
@@ -83,7 +83,7 @@ impl WrittenText {
         if self.has_ended {
             return String::new();
         }
-        let stream = &mut self.unredacted;
+        let stream = &mut self.redaction;
         let stream = stream.get_or_insert_with(|| TextStream::new(redactor.clone()));
         stream.push(piece)
     }
@@ -91,7 +91,7 @@ impl WrittenText {
     /// What is held back, if it is short. A name is mostly whole when it comes, and its end may be
     /// known late.
     fn release_short(&mut self) -> String {
-        let stream = self.unredacted.as_mut();
+        let stream = self.redaction.as_mut();
         let shown = stream.map(|stream| stream.release_short(NAME_RELEASED_BYTES));
         shown.unwrap_or_default()
     }
@@ -100,7 +100,7 @@ impl WrittenText {
     /// it. None if the whole text, without its secrets, does not begin with what was shown of it.
     fn end(&mut self, shown: &str, redactor: Option<&Redactor>) -> Option<String> {
         let redactor = redactor?;
-        (self.has_ended, self.unredacted) = (true, None);
+        (self.has_ended, self.redaction) = (true, None);
         let whole = redacted(&self.whole, redactor);
         let known = &shown[..self.shown_bytes.min(shown.len())];
         whole.strip_prefix(known).map(str::to_owned)

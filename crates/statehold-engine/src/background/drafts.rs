@@ -17,7 +17,6 @@ use statehold_core::session::Owner;
 use tokio::sync::watch;
 
 use super::draft_stages::{LogPosition, StageLog};
-use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::guard::redact::RedactionRules;
 use crate::locks::Lock;
@@ -27,7 +26,8 @@ use crate::stage::StageChange;
 /// The maximum size of one draft. Readers get the rest when the answer is committed.
 const DRAFT_BYTES_MAX: usize = 1024 * 1024;
 
-/// The bytes of all drafts. A slow reader keeps the draft that it follows, so each user has a share.
+/// The bytes of all drafts. A slow reader keeps the draft that it follows, so each user has a share, and so have the
+/// users of an API key together.
 const ALL_BYTES_MAX: usize = 128 * 1024 * 1024;
 
 /// Drafts take their share in steps, so that most pieces do not ask for more.
@@ -70,13 +70,13 @@ struct DraftText {
     /// Whose answer it is, if that is known.
     agent: Option<Name>,
     /// Holds back what may become a secret. None before the first piece of a writer.
-    unredacted: Option<TextStream>,
+    redaction: Option<TextStream>,
     /// Counts how often the draft started over.
     edition: u64,
     text: String,
     /// How much of the text the current writer has written. An earlier writer wrote the rest; the
     /// current writer either repeats or replaces it.
-    said: usize,
+    written_bytes: usize,
     /// Whether a piece did not fit. Later pieces are dropped, so that the text has no gap.
     is_full: bool,
     /// The stages beside the text.
@@ -161,11 +161,14 @@ impl OpenDraft {
         self
     }
 
-    /// Counts the draft as one of this user. A user whose drafts fill their share of the memory sees the rest of an
-    /// answer when it is committed.
-    pub fn counted_for(self, owner: &Owner) -> Self {
-        let server = Caller::worker_of_server(owner.tenant.clone());
-        let share = self.handle.drafts.bytes.none_for_user(&server, owner.user);
+    /// Counts the draft as one of this user, and of the key behind its request. A user whose drafts fill their share
+    /// of the memory sees the rest of an answer when it is committed.
+    pub fn counted_for(self, engine: &Engine, owner: &Owner) -> Self {
+        let holder = engine
+            .inner()
+            .starters
+            .holder_of(owner.user, self.handle.request);
+        let share = self.handle.drafts.bytes.none_for(holder);
         self.handle.draft.text.lock().share.get_or_insert(share);
         self
     }
@@ -175,9 +178,9 @@ impl Draft {
     /// A writer starts at the first byte.
     fn begin(&self) {
         let mut text = self.text.lock();
-        text.said = 0;
+        text.written_bytes = 0;
         text.is_full = false;
-        text.unredacted = None;
+        text.redaction = None;
         text.stages.begin();
         self.announce(&text);
     }
@@ -196,7 +199,7 @@ impl Draft {
             self.announce(&text);
             return;
         };
-        let stream = &mut text.unredacted;
+        let stream = &mut text.redaction;
         let stream = stream.get_or_insert_with(|| TextStream::new(redactor.clone()));
         let shown = stream.push(piece);
         text.is_full = stream.is_stopped();
@@ -226,7 +229,7 @@ impl Draft {
     fn announce(&self, text: &DraftText) {
         self.length.send_modify(|written| {
             written.edition = text.edition;
-            written.bytes = text.said;
+            written.bytes = text.written_bytes;
             written.stages = text.stages.end();
         });
     }
@@ -234,15 +237,15 @@ impl Draft {
 
 impl DraftText {
     fn add(&mut self, piece: &str) {
-        let known = self.text.get(self.said..).unwrap_or_default();
+        let known = self.text.get(self.written_bytes..).unwrap_or_default();
         if known.starts_with(piece) {
-            self.said += piece.len();
+            self.written_bytes += piece.len();
             return;
         }
         let new = if let Some(new) = piece.strip_prefix(known) {
             new
         } else {
-            self.text.truncate(self.said);
+            self.text.truncate(self.written_bytes);
             self.edition += 1;
             piece
         };
@@ -252,7 +255,7 @@ impl DraftText {
         } else {
             self.text.push_str(new);
         }
-        self.said = self.text.len();
+        self.written_bytes = self.text.len();
     }
 
     /// Takes the memory for the draft, and for so many bytes more. False if its user has too many drafts in memory.
@@ -272,7 +275,7 @@ impl DraftText {
                 read: 0,
             };
         }
-        let unread = self.text.get(place.read..self.said);
+        let unread = self.text.get(place.read..self.written_bytes);
         let unread = unread.filter(|text| !text.is_empty())?;
         let text = unread[..unread.floor_char_boundary(PIECE_BYTES_MAX)].to_owned();
         let read = place.read + text.len();
@@ -582,7 +585,8 @@ mod tests {
         };
         let piece = "x".repeat(DRAFT_BYTES_MAX);
         let written = |n: u128, user: u128| {
-            let open = engine.open_draft(request(n)).counted_for(&owner(user));
+            let open = engine.open_draft(request(n));
+            let open = open.counted_for(&engine, &owner(user));
             engine.write_draft(request(n), &piece);
             let is_kept = engine.follow_draft(request(n)).take().is_some();
             (open, is_kept)

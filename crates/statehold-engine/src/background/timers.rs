@@ -32,10 +32,7 @@ impl Inner {
     /// Removes expired answers; returns how many.
     pub(crate) async fn forget_answers(&self, limit: usize) -> Result<usize, EngineError> {
         let forgotten = self.store.forget_answers(self.clock.now(), limit).await?;
-        let count = forgotten as u64;
-        let kept = self.answers_kept.load(Ordering::Relaxed);
-        self.answers_kept
-            .fetch_sub(count.min(kept), Ordering::Relaxed);
+        self.answers_kept.forget(forgotten);
         Ok(forgotten)
     }
 }

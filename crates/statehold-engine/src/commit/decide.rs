@@ -7,7 +7,7 @@ use std::sync::Arc;
 use statehold_core::command::{Command, Context, LoadedFacts, Outcome, Past};
 use statehold_core::decide::decide;
 use statehold_core::ids::RequestId;
-use statehold_core::principal::Actor;
+use statehold_core::principal::{Actor, Principal};
 use statehold_core::record::Record;
 use statehold_core::session::SessionState;
 use statehold_core::time::Timestamp;
@@ -16,20 +16,35 @@ use statehold_store::{Answer, Commit};
 use super::call::DecidedCommit;
 use super::idempotency::KEPT_MS;
 use super::mailbox::is_missing;
+use super::merge::MergeResults;
 use super::write::{Authority, Submission};
+use crate::caller::Caller;
 use crate::engine::{Engine, Inner, entropy};
 use crate::error::EngineError;
 use crate::guard::credentials::PendingCredential;
 use crate::guard::rights;
 use crate::locks::KeyLock;
+use crate::shares::{Holder, Share};
+use crate::starters::PendingStarters;
 use crate::users::NewUser;
+
+/// The effects of a commit that are undone if it fails.
+#[derive(Debug)]
+pub(super) struct PendingEffects {
+    pub(super) credential: Option<PendingCredential>,
+    pub(super) starters: Option<PendingStarters>,
+    /// The holder whose answer the store keeps.
+    pub(super) answer_of: Option<Holder>,
+}
 
 /// A decided command that is not queued yet.
 pub(super) struct PreparedCommit {
     pub(super) commit: Commit,
     pub(super) body: Vec<u8>,
-    pub(super) credential: Option<PendingCredential>,
+    pub(super) pending: PendingEffects,
     pub(super) key_lock: Option<Arc<KeyLock>>,
+    /// The memory of its merges, held until it is written.
+    pub(super) merge_bytes: Option<Arc<Share>>,
     /// The user of a session that the commit creates, if the store does not have them yet.
     pub(super) new_user: Option<NewUser>,
     /// Whether the store gets the commit together with the next one of the session.
@@ -129,22 +144,32 @@ impl Engine {
         }
         let credentials = &self.inner().credentials;
         let caller = &write.call.caller;
-        let resumed = write.resumed_with;
-        let resumed =
-            resumed.map(|credential| credentials.keep_resumed((credential, caller), &commit));
-        let credential = resumed.or_else(|| {
-            let credential = write.credential?;
-            Some(credentials.keep((credential, caller), command, &commit))
-        });
+        let starters = self.inner().starters.note(caller, command, &commit);
+        let credential = match (write.resumed_with, write.credential) {
+            (Some(credential), _) => {
+                let holder = self.holder_of_credential(caller, command, &commit)?;
+                Some(credentials.keep_resumed((credential, holder), &commit)?)
+            }
+            (None, Some(credential)) => {
+                let holder = self.holder_of_credential(caller, command, &commit)?;
+                Some(credentials.keep((credential, holder), command, &commit)?)
+            }
+            (None, None) => None,
+        };
         let new_user = match (command, &commit.after.owner) {
             (Command::CreateSession { .. }, Some(owner)) => self.inner().users.new_user(owner.user),
             _ => None,
         };
         commit.new_user = new_user.as_ref().map(|new| new.name().to_owned());
         let mut ready = PreparedCommit {
-            credential: credential.transpose()?,
+            pending: PendingEffects {
+                credential,
+                starters,
+                answer_of: None,
+            },
             body: Vec::new(),
             key_lock: submission.key_lock.clone(),
+            merge_bytes: submission.merged.and_then(MergeResults::bytes),
             new_user,
             is_delayed: write.is_delayed,
             commit,
@@ -160,6 +185,8 @@ impl Engine {
             changes: &commit.changes,
             payloads: submission.payloads,
         });
+        let kept = write.call.key.map(|_| Holder::of(caller));
+        ready.pending.answer_of = kept;
         commit.answer = write.call.key.map(|key| Answer {
             key: key.key,
             fingerprint: key.fingerprint,
@@ -169,6 +196,28 @@ impl Engine {
             expires_at: self.inner().clock.now().plus_ms(KEPT_MS),
         });
         Ok(ready)
+    }
+
+    /// The holder of a credential that comes with a command. A request that the server starts below another one counts
+    /// for the user of the session, and for the key behind the root.
+    fn holder_of_credential(
+        &self,
+        caller: &Caller,
+        command: &Command,
+        commit: &Commit,
+    ) -> Result<Holder, EngineError> {
+        let owner = commit.after.owner.as_ref().ok_or(EngineError::NotFound)?;
+        Ok(match (command, caller.principal) {
+            (Command::StartRequest(start), Principal::System) => match start.parent {
+                Some(parent) => {
+                    let starters = &self.inner().starters;
+                    starters.holder_of(owner.user, parent.request)
+                }
+                None => Holder::of_user(owner.user),
+            },
+            (_, Principal::System) => Holder::of_user(owner.user),
+            _ => Holder::of(caller),
+        })
     }
 
     /// Decides commands behind one that is not queued yet, each on the result of the one before. Stops at the

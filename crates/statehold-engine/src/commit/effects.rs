@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use statehold_core::digest::Digest;
 use statehold_core::ids::{HoldId, RequestId};
 use statehold_core::name::Name;
 use statehold_core::record::{CommandName, Event};
@@ -12,9 +13,9 @@ use statehold_core::session::SessionState;
 use statehold_core::task::TaskStatus;
 use statehold_store::{Commit, StoreError};
 
+use super::decide::PendingEffects;
 use super::mailbox::Mailbox;
 use crate::engine::{Engine, Inner};
-use crate::guard::credentials::PendingCredential;
 use crate::measures::CommitEvents;
 use crate::watch::ChangedParts;
 
@@ -37,20 +38,18 @@ pub(super) struct Effects {
     erases: bool,
     /// Sealed arguments whose action has ended.
     unneeded: Vec<HoldId>,
-    keeps_answer: bool,
     parts: ChangedParts,
     counted: CommitEvents,
     /// Requests that remember their place in a trace, in case they are not started after all.
     traced: Vec<RequestId>,
-    credential: Option<PendingCredential>,
+    pending: PendingEffects,
+    /// Holds that it opens, with the API key behind their request, and holds that it decides.
+    holds_opened: Vec<(HoldId, Digest)>,
+    holds_closed: Vec<HoldId>,
 }
 
 impl Effects {
-    pub(super) fn of(
-        inner: &Inner,
-        commit: &Commit,
-        credential: Option<PendingCredential>,
-    ) -> Self {
+    pub(super) fn of(inner: &Inner, commit: &Commit, pending: PendingEffects) -> Self {
         let changes = &commit.changes;
         // The first record of a fork ends inherited requests under the ids of the origin session, where
         // they may still be live.
@@ -81,6 +80,15 @@ impl Effects {
             .iter()
             .filter(|task| task.parent.is_none() && task.status == TaskStatus::Paused)
             .filter_map(|task| Some((task.live?, false)));
+        let opened = |event: &Event| match event {
+            Event::HoldOpened { hold, request, .. } => {
+                let user = commit.after.owner.as_ref()?.user;
+                let holder = inner.starters.holder_of(user, *request);
+                Some((*hold, holder.account()?))
+            }
+            _ => None,
+        };
+        let closed_holds = changes.closed_holds.iter().filter(|_| !is_fork);
         Self {
             awaited: awaited.collect(),
             claimed: claimed.collect(),
@@ -92,14 +100,15 @@ impl Effects {
             } else {
                 inner.unneeded_after(commit)
             },
-            keeps_answer: commit.answer.is_some(),
             parts: ChangedParts::of(commit),
             counted: CommitEvents::of(commit, is_fork),
             traced: match &inner.options.traces {
                 Some(traces) if !is_fork => traces.note_started(commit),
                 _ => Vec::new(),
             },
-            credential,
+            pending,
+            holds_opened: events.iter().filter_map(opened).collect(),
+            holds_closed: closed_holds.map(|closed| closed.hold.id).collect(),
         }
     }
 }
@@ -114,15 +123,23 @@ impl Engine {
     ) {
         let inner = self.inner();
         inner.is_full.store(false, Ordering::Relaxed);
-        inner
-            .answers_kept
-            .fetch_add(effects.keeps_answer.into(), Ordering::Relaxed);
+        let PendingEffects {
+            credential,
+            starters,
+            answer_of,
+        } = effects.pending;
+        if let Some(holder) = answer_of {
+            inner.answers_kept.note(holder, inner.clock.now());
+        }
         inner.options.measures.note_commit(&effects.counted);
         inner.note_ahead(after);
         mailbox.announce(after);
         inner.watches.note(after.session, effects.parts);
-        if let Some(credential) = effects.credential {
+        if let Some(credential) = credential {
             credential.settle();
+        }
+        if let Some(starters) = starters {
+            starters.settle();
         }
         for ((tenant, agent), awaited) in effects.awaited {
             // A claim that is queued behind the start wakes the workers if it fails.
@@ -140,6 +157,7 @@ impl Engine {
                 heartbeats.remove(&request);
                 inner.drafts.end(request);
                 inner.credentials.drop_request(request);
+                inner.starters.forget(request);
             }
         }
         for (root, has_ended) in effects.temps_lost {
@@ -149,6 +167,12 @@ impl Engine {
         if effects.erases {
             inner.has_erasures.store(true, Ordering::Release);
         }
+        for (hold, key) in effects.holds_opened {
+            inner.holds_by_key.open(hold, key);
+        }
+        for hold in effects.holds_closed {
+            inner.holds_by_key.close(hold);
+        }
         inner.any_commit.send_modify(|count| *count += 1);
         // Before the caller hears that an action has ended: its sealed arguments are unreadable by then.
         self.destroy_hold_keys(effects.unneeded).await;
@@ -157,7 +181,7 @@ impl Engine {
     /// A commit has failed: forgets its credential before the caller is told, who may bring it again. A
     /// request that it would have claimed waits for a worker.
     pub(super) fn undo(&self, mailbox: &Mailbox, error: &StoreError, effects: Effects) {
-        drop(effects.credential);
+        drop(effects.pending);
         if let Some(traces) = &self.inner().options.traces {
             traces.forget(&effects.traced);
         }

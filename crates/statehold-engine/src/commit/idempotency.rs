@@ -25,9 +25,6 @@ use crate::locks::KeyLock;
 /// How long an answer is kept: a day.
 pub(crate) const KEPT_MS: u64 = 24 * 3_600 * 1_000;
 
-/// The maximum number of answers kept. Beyond it the engine refuses new keys until old answers expire.
-pub(crate) const KEPT_MAX: u64 = 5_000_000;
-
 /// An idempotency key with the fingerprint of its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdempotencyKey {

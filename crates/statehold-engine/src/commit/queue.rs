@@ -77,8 +77,9 @@ impl Head {
             let PreparedCommit {
                 commit,
                 body,
-                credential,
+                pending: in_flight,
                 key_lock,
+                merge_bytes,
                 new_user,
                 is_delayed,
             } = ready;
@@ -90,7 +91,7 @@ impl Head {
                 revision: after.revision,
                 replayed: false,
             };
-            let effects = Effects::of(engine.inner(), &commit, credential);
+            let effects = Effects::of(engine.inner(), &commit, in_flight);
             let store = Arc::clone(&engine.inner().store);
             let is_last = decided.len() == 0;
             let (mut pending, sends) = if is_alone && !is_delayed {
@@ -120,7 +121,7 @@ impl Head {
                     Err(error) => own.undo(&mailbox, error, effects),
                 }
                 // A repeat finds the kept answer from here on, and other calls find the user.
-                drop((key_lock, new_user));
+                drop((key_lock, new_user, merge_bytes));
                 settle.send_replace(Some(result.is_ok()));
                 // The caller may have gone away. The commit stays.
                 drop(confirm.send(result));

@@ -2,7 +2,6 @@
 //! the newest state, queues the commit, and decides again if the commit that it builds on fails.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use futures_util::future::BoxFuture;
 use serde::Serialize;
@@ -13,7 +12,6 @@ use statehold_core::session::{Owner, SessionState};
 use statehold_store::StoreError;
 
 use super::call::{Call, DecidedCommit, Receipt};
-use super::idempotency::KEPT_MAX;
 use super::merge::{self, MergeResults};
 use super::payloads::Payloads;
 use super::queue::{Durability, QueuedCommit};
@@ -196,14 +194,14 @@ impl<'a> SessionWrite<'a> {
                 if let Some(kept) = engine.kept_answer(key).await? {
                     return Ok(kept);
                 }
-                if engine.inner().answers_kept.load(Ordering::Relaxed) >= KEPT_MAX {
-                    return Err(EngineError::TooMany(
-                        "too many idempotency keys were used in a day; try again later, or without one",
-                    ));
-                }
+                let inner = engine.inner();
+                let kept = &inner.answers_kept;
+                kept.require_room(&self.call.caller, inner.clock.now())?;
             }
             if let Some(patch) = command.state()
-                && let Err(error) = engine.require_patch_fits(patch, &self.payloads).await
+                && let Err(error) = engine
+                    .require_patch_fits(&self.call.caller, patch, &self.payloads)
+                    .await
             {
                 engine.require_without_state_values(&submission).await?;
                 return Err(error);
@@ -258,7 +256,9 @@ impl<'a> SessionWrite<'a> {
         self.engine.decide(&created, &submission).await?;
         if let Some(patch) = command.state() {
             let engine = self.engine;
-            engine.require_patch_fits(patch, &self.payloads).await?;
+            engine
+                .require_patch_fits(&self.call.caller, patch, &self.payloads)
+                .await?;
         }
         Ok(())
     }

@@ -25,10 +25,9 @@ use statehold_store::Commit;
 use utoipa::ToSchema;
 use zeroize::Zeroizing;
 
-use crate::caller::Caller;
 use crate::error::EngineError;
 use crate::locks::Lock;
-use crate::shares::{PoolFull, Share, Shares};
+use crate::shares::{Holder, PoolFull, Share, Shares};
 
 /// The longest credential, in bytes.
 pub const CREDENTIAL_BYTES_MAX: usize = 8 * 1024;
@@ -256,11 +255,11 @@ impl Credentials {
     /// before the commit is visible, so that no claim misses the credential.
     pub(crate) fn keep(
         self: &Arc<Self>,
-        (credential, caller): (&Credential, &Caller),
+        (credential, holder): (&Credential, Holder),
         command: &Command,
         commit: &Commit,
     ) -> Result<PendingCredential, EngineError> {
-        let entry = self.counted((credential, caller), commit)?;
+        let entry = self.counted(credential, holder)?;
         let mut kept = self.kept.lock();
         let content = &commit.record.content;
         let found = match command {
@@ -305,7 +304,7 @@ impl Credentials {
     /// nothing if the turn still waits for people: that has no time limit.
     pub(crate) fn keep_resumed(
         self: &Arc<Self>,
-        (credential, caller): (&Credential, &Caller),
+        (credential, holder): (&Credential, Holder),
         commit: &Commit,
     ) -> Result<PendingCredential, EngineError> {
         let mut pending = PendingCredential {
@@ -331,7 +330,7 @@ impl Credentials {
         }
         let mut next = Some(decided);
         while let Some(request) = next {
-            let entry = self.counted((credential, caller), commit)?;
+            let entry = self.counted(credential, holder)?;
             let mut kept = self.kept.lock();
             kept.given.insert(request, (root, entry));
             kept.roots.entry(root).or_default().insert(request);
@@ -344,14 +343,10 @@ impl Credentials {
     /// A credential with the memory that it takes.
     fn counted(
         &self,
-        (credential, caller): (&Credential, &Caller),
-        commit: &Commit,
+        credential: &Credential,
+        holder: Holder,
     ) -> Result<KeptCredential, EngineError> {
-        let Some(owner) = &commit.after.owner else {
-            return Err(EngineError::NotFound);
-        };
-        // A request that the server starts below another one counts for the user of the session.
-        let mut bytes = self.bytes.none_for_user(caller, owner.user);
+        let mut bytes = self.bytes.none_for(holder);
         let resized = bytes.resize(credential.bytes());
         resized.map_err(|full| EngineError::TooMany(too_many(full)))?;
         Ok(KeptCredential {

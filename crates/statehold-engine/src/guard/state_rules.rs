@@ -10,6 +10,7 @@ use serde_json::Value;
 use statehold_core::command::StatePatch;
 use statehold_core::scope::{MergePolicy, Scope, StateKey, StateKeyError};
 
+use crate::caller::Caller;
 use crate::commit::payloads::Payloads;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -191,12 +192,12 @@ impl ValuesToValidate {
     }
 
     /// Validates long values in another thread.
-    async fn require_fit(self, engine: &Engine) -> Result<(), EngineError> {
+    async fn require_fit(self, engine: &Engine, caller: &Caller) -> Result<(), EngineError> {
         let bytes: usize = self.values.iter().map(|(_, value)| value.len()).sum();
         if bytes <= INLINE_BYTES_MAX {
             return self.validate();
         }
-        engine.run_long(move || self.validate()).await?
+        engine.run_long(caller, move || self.validate()).await?
     }
 }
 
@@ -204,22 +205,24 @@ impl Engine {
     /// Refuses a patch with a value that does not fit the schema of its key.
     pub(crate) async fn require_patch_fits(
         &self,
+        caller: &Caller,
         patch: &StatePatch,
         payloads: &Payloads,
     ) -> Result<(), EngineError> {
         let values = ValuesToValidate::of(self, plain_values(patch, payloads));
-        values.require_fit(self).await
+        values.require_fit(self, caller).await
     }
 
     /// Refuses values that do not fit the schema of their key.
     pub(crate) async fn require_values_fit(
         &self,
+        caller: &Caller,
         values: &[(StateKey, Vec<u8>)],
     ) -> Result<(), EngineError> {
         let values = values.iter();
         let values = values.map(|(key, value)| (key.clone(), value.as_slice()));
         let values = ValuesToValidate::of(self, values);
-        values.require_fit(self).await
+        values.require_fit(self, caller).await
     }
 }
 

@@ -21,7 +21,7 @@ use statehold_store::{
     HoldChange, HoldQuery, HoldSummary, ItemQuery, KeyRange, LineageStep, LiveWork, MemoryPage,
     MemoryQuery, PageLimit, PastItemQuery, PastStateQuery, PastValue, PendingCommit, ResumeAddress,
     SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store,
-    StoreError, StoreMeasures, StoredItem, StoredRecord, TenantCommit, WorkTotals,
+    StoreError, StoreMeasures, StoredItem, StoredRecord, TenantCommit, ValueSize, WorkTotals,
 };
 use tokio::sync::{Mutex, watch};
 
@@ -52,6 +52,10 @@ pub(crate) struct GatedStore {
     unwritable: Arc<std::sync::Mutex<BTreeSet<SessionId>>>,
     /// How many of the next reads of one value tell a version that is not there.
     stale_reads: AtomicUsize,
+    /// How many bytes of single values were read.
+    value_bytes: AtomicUsize,
+    /// How many sessions lists have read.
+    sessions_read: AtomicUsize,
 }
 
 /// A bug in how a store keeps answers, so that a test can show that it would notice.
@@ -102,7 +106,24 @@ impl GatedStore {
             damaged: std::sync::Mutex::default(),
             unwritable: Arc::default(),
             stale_reads: AtomicUsize::new(0),
+            value_bytes: AtomicUsize::new(0),
+            sessions_read: AtomicUsize::new(0),
         }
+    }
+
+    fn note_read(&self, bytes: Option<usize>) {
+        let bytes = bytes.unwrap_or(0);
+        self.value_bytes.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// How many sessions lists have read since this was asked last.
+    pub(crate) fn take_sessions_read(&self) -> usize {
+        self.sessions_read.swap(0, Ordering::SeqCst)
+    }
+
+    /// How many bytes of single values were read.
+    pub(crate) fn value_bytes_read(&self) -> usize {
+        self.value_bytes.load(Ordering::SeqCst)
     }
 
     /// Lets commits through, or holds them back.
@@ -361,12 +382,33 @@ impl Store for GatedStore {
         key: StateKey,
     ) -> Result<Option<StateValue>, StoreError> {
         let mut found = self.asked().state_value(session, key).await?;
+        self.note_read(found.as_ref().map(|there| there.value.len()));
         if self.is_next_read_stale()
             && let Some(there) = &mut found
         {
             there.version += STALE;
         }
         Ok(found)
+    }
+
+    async fn state_sizes(
+        &self,
+        session: SessionId,
+        keys: Vec<StateKey>,
+        bytes_max: u64,
+    ) -> Result<Vec<Option<ValueSize>>, StoreError> {
+        let store = self.asked();
+        store.state_sizes(session, keys, bytes_max).await
+    }
+
+    async fn shared_sizes(
+        &self,
+        owner: SharedOwner,
+        keys: Vec<StateKey>,
+        bytes_max: u64,
+    ) -> Result<Vec<Option<ValueSize>>, StoreError> {
+        let store = self.asked();
+        store.shared_sizes(owner, keys, bytes_max).await
     }
 
     async fn shared_value(
@@ -377,6 +419,7 @@ impl Store for GatedStore {
         self.readers.fetch_add(1, Ordering::SeqCst);
         drop(self.reads.subscribe().wait_for(|open| *open).await);
         let mut found = self.asked().shared_value(owner, key).await?;
+        self.note_read(found.as_ref().map(|there| there.value.len()));
         if self.is_next_read_stale()
             && let Some(there) = &mut found
         {
@@ -622,7 +665,9 @@ impl Store for GatedStore {
     }
 
     async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, StoreError> {
-        self.asked().sessions(query).await
+        let found = self.asked().sessions(query).await?;
+        self.sessions_read.fetch_add(found.len(), Ordering::SeqCst);
+        Ok(found)
     }
 
     async fn open_holds(&self, query: HoldQuery) -> Result<Vec<HoldSummary>, StoreError> {

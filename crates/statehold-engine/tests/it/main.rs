@@ -17,5 +17,6 @@ mod order;
 mod repeats;
 mod rig;
 mod session_time;
+mod shares;
 mod tail;
 mod timers;

@@ -400,3 +400,56 @@ async fn a_long_merge_is_refused_before_it_reaches_the_store_and_nobody_waits_fo
     }
     assert_eq!(rig.store.take_begun(), 0, "nothing reached the store");
 }
+
+/// A JSON text of so many bytes.
+fn text_of(bytes: usize) -> String {
+    format!("[\"{}\"]", "x".repeat(bytes - 4))
+}
+
+#[tokio::test]
+async fn a_command_merges_a_bounded_number_of_bytes_and_reads_none_beyond_it() {
+    let rig = Rig::new(None).await;
+    const MIB: usize = 1024 * 1024;
+    let names = ["a", "b", "user:c", "app:d"];
+    let long = text_of(5 * MIB);
+    for name in names {
+        let written = rig.write(MergePolicy::Replace, &[(name, &long)]).await;
+        written.expect("a plain write");
+    }
+    let append =
+        |names: &[&'static str]| names.iter().map(|name| (*name, "[0]")).collect::<Vec<_>>();
+    let revision = rig.revision().await;
+    let refused = rig.write(MergePolicy::Append, &append(&names)).await;
+    match refused {
+        Err(EngineError::Merge { key: at, source }) => {
+            assert_eq!((at, source), (key("app:d"), MergeError::CommandTooLarge));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(rig.store.value_bytes_read(), 0, "their lengths are enough");
+    assert_eq!(rig.revision().await, revision);
+
+    let three = append(&names[..3]);
+    rig.write(MergePolicy::Append, &three)
+        .await
+        .expect("15 MiB");
+    assert_eq!(rig.store.value_bytes_read(), 3 * long.len());
+    let merged = format!("{},0]", &long[..long.len() - 1]);
+    assert_eq!(rig.value("user:c").await, Some(merged));
+
+    // A condition that does not hold is reported before values that do not merge, and reads none of them again.
+    let read = rig.store.value_bytes_read();
+    let stale = rig.submit(|payloads| {
+        let values = [("a", "1"), ("user:c", "1")];
+        let mut patch = patch(payloads, MergePolicy::Add, &values);
+        patch.if_versions.insert(key("user:c"), 7);
+        Command::PutState { patch, by: None }
+    });
+    let stale = stale.await;
+    assert!(
+        matches!(stale, Err(EngineError::VersionConflict { found: 2, .. })),
+        "{stale:?}"
+    );
+    let merged = 2 * (long.len() + ",0".len());
+    assert_eq!(rig.store.value_bytes_read() - read, merged);
+}

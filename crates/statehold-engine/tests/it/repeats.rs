@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use statehold_core::ids::{HoldId, RequestId, SessionId};
-use statehold_engine::{Call, Caller, Engine, EngineOptions, MemoryKeys, OwnMemory, api};
+use statehold_engine::{Call, Caller, Engine, EngineOptions, MemoryKeys, UnmeteredMemory, api};
 use statehold_store::sqlite::{Meter, SqliteOptions, SqliteStore};
 
 use crate::rig::StillClock;
@@ -30,7 +30,8 @@ async fn decide_one(engine: &Engine, call: &Call, request: RequestId, fence: u64
 /// The bytes of the answer, and whether it is one of before.
 async fn answer(engine: &Engine, call: &Call, hold: HoldId) -> (Vec<u8>, bool) {
     let answer = json!({"decision": "respond", "content": "this one"});
-    let decided = api::hold::decide(engine, call, None, hold, input(&answer), &OwnMemory).await;
+    let decided =
+        api::hold::decide(engine, call, None, hold, input(&answer), &UnmeteredMemory).await;
     let decided = decided.expect("the same decision again is no conflict");
     (decided.body, decided.replayed)
 }

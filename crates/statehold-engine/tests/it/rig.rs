@@ -14,7 +14,7 @@ use statehold_engine::PageLimit;
 use statehold_engine::testing::{self, RawView};
 use statehold_engine::{
     Call, Caller, Clock, Credential, Engine, EngineError, EngineOptions, MemoryKeys, Payloads,
-    Receipt,
+    Receipt, TurnMemories,
 };
 
 use crate::gated::GatedStore;
@@ -77,7 +77,30 @@ impl Rig {
     async fn with(ttl: Option<TimeToLive>, hot_sessions: usize) -> Self {
         let store = Arc::new(GatedStore::new());
         let clock = Arc::new(StillClock::new());
-        let engine = start(&store, &clock, hot_sessions).await;
+        let options = EngineOptions {
+            hot_sessions,
+            ..EngineOptions::default()
+        };
+        Self::start_on(store, clock, options, ttl).await
+    }
+
+    /// An engine whose turns share this memory.
+    pub(crate) async fn with_turn_memory(turn_memories: TurnMemories) -> Self {
+        let (store, clock) = (Arc::new(GatedStore::new()), Arc::new(StillClock::new()));
+        let options = EngineOptions {
+            turn_memories,
+            ..EngineOptions::default()
+        };
+        Self::start_on(store, clock, options, None).await
+    }
+
+    async fn start_on(
+        store: Arc<GatedStore>,
+        clock: Arc<StillClock>,
+        options: EngineOptions,
+        ttl: Option<TimeToLive>,
+    ) -> Self {
+        let engine = start(&store, &clock, options).await;
         let tenant = "default".parse().expect("a name");
         let shard = Shard::of_owner("default", "app", "bob");
         let mut mint = IdMint::new(clock.now(), shard, 7);
@@ -128,8 +151,7 @@ impl Rig {
     /// Another engine on the same store, as after a restart.
     pub(crate) async fn restart(&mut self) {
         self.engine.shut_down().await;
-        let hot_sessions = EngineOptions::default().hot_sessions;
-        self.engine = start(&self.store, &self.clock, hot_sessions).await;
+        self.engine = start(&self.store, &self.clock, EngineOptions::default()).await;
     }
 
     pub(crate) async fn payloads(&self) -> Payloads {
@@ -209,12 +231,11 @@ impl Rig {
     }
 }
 
-async fn start(store: &Arc<GatedStore>, clock: &Arc<StillClock>, hot_sessions: usize) -> Engine {
+async fn start(store: &Arc<GatedStore>, clock: &Arc<StillClock>, options: EngineOptions) -> Engine {
     // Timers run when a test says so.
     let options = EngineOptions {
-        hot_sessions,
         tick: Duration::from_hours(1),
-        ..EngineOptions::default()
+        ..options
     };
     let keys = Arc::new(MemoryKeys::default());
     let engine = Engine::start(store.clone(), keys, clock.clone(), options).await;

@@ -210,13 +210,13 @@ async fn open_in_conversation(
     {
         let detail = format!(
             "the conversation is one with `{}`; name that data agent",
-            place.name("dataAgents", own)
+            place.name("dataAgents", &own)
         );
         let path = "conversationReference.dataAgentContext.dataAgent";
         return Err(Problem::invalid(detail).with("path", path));
     }
     let agent: Name = conversation.view.agent.clone();
-    if let DataAgent::Saved(saved) = find_agent(&call.asked, place, own).await? {
+    if let DataAgent::Saved(saved) = find_agent(&call.asked, place, &own).await? {
         let version = nested.and_then(|nested| nested.context_version.as_ref());
         let inline = inline_context(app, saved.context(version)?);
         let data = CallerData {

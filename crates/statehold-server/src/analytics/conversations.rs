@@ -84,24 +84,25 @@ struct StorageMessage {
 
 impl Conversation {
     /// The id of its data agent.
-    pub(super) fn agent_id(&self) -> &str {
-        let saved = self.view.labels.get(AGENT);
-        saved.map_or(self.view.agent.as_str(), String::as_str)
+    pub(super) fn agent_id(&self) -> String {
+        let saved = self.view.labels.to_map().remove(AGENT);
+        saved.unwrap_or_else(|| self.view.agent.to_string())
     }
 
     pub(super) fn to_out(&self, place: &Place) -> ConversationOut {
         let view = &self.view;
         let id = view.name.clone();
         let id = id.unwrap_or_else(|| ConversationId::text_of(view.id));
-        let mut labels = view.labels.clone();
-        labels.retain(|key, _| key != TITLE && key != AGENT);
+        let mut labels = view.labels.to_map();
+        let (title, agent) = (labels.remove(TITLE), labels.remove(AGENT));
+        let agent = agent.unwrap_or_else(|| view.agent.to_string());
         ConversationOut {
             name: place.name("conversations", &id),
-            agents: [place.name("dataAgents", self.agent_id())],
+            agents: [place.name("dataAgents", &agent)],
             create_time: view.created_at,
             last_used_time: view.updated_at,
             labels,
-            title: view.labels.get(TITLE).cloned(),
+            title,
         }
     }
 }
@@ -230,16 +231,16 @@ pub(super) async fn patch(
 ) -> Result<ConversationOut, Problem> {
     let conversation = find_conversation(context, place, id).await?;
     let mask = UpdateMask::of(query);
-    let own = place.name("dataAgents", conversation.agent_id());
+    let own = place.name("dataAgents", &conversation.agent_id());
     if mask.has("agents", !sent.agents.is_empty()) && sent.agents != [own] {
         let detail = "`agents` of a conversation does not change; create another one";
         return Err(Problem::invalid(detail).with("path", "agents"));
     }
     let mut labels: BTreeMap<String, Option<String>> = BTreeMap::new();
     if mask.has("labels", !sent.labels.is_empty()) {
-        let there = conversation.view.labels.keys();
-        let there = there.filter(|key| *key != TITLE && *key != AGENT);
-        labels.extend(there.map(|key| (key.clone(), None)));
+        let there = conversation.view.labels.to_map().into_keys();
+        let there = there.filter(|key| key != TITLE && key != AGENT);
+        labels.extend(there.map(|key| (key, None)));
         let new = sent.own_labels()?.into_iter();
         labels.extend(new.map(|(key, value)| (key, Some(value))));
     }

@@ -104,7 +104,7 @@ struct PendingLine {
 impl Facts {
     fn of(session: &SessionView) -> Self {
         let pending = session.pending.iter().flatten();
-        let labels = session.labels.iter();
+        let labels = session.labels.to_map().into_iter();
         Self {
             id: session.id.to_string(),
             name: session.name.as_deref().map(shown),

@@ -78,7 +78,7 @@ impl SessionRow {
             Some(name) => shown(name),
             None => format!("…{}", &id[end..]),
         };
-        let labels = session.labels.iter();
+        let labels = session.labels.to_map().into_iter();
         Self {
             name,
             is_named: session.name.is_some(),

@@ -3,7 +3,6 @@
 //! Nothing of a body is read before its caller is known. A long one takes its memory before it is read; the call
 //! holds that until its answer is made.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -192,7 +191,7 @@ impl BodyOwner {
         let is_long = bytes.len() > SMALL_BODY_BYTES;
         let body = bytes.clone();
         let scan = move || json::scan(&body, &limits);
-        let values = run(app, is_long, scan).await?;
+        let values = run((app, &self.caller), is_long, scan).await?;
         let values = values.map_err(ParseError::from)?;
         if values > SMALL_BODY_VALUES {
             let bytes = values.saturating_mul(VALUE_BYTES);
@@ -200,7 +199,7 @@ impl BodyOwner {
             self.slot.hold_values(self.wait_for(share).await?);
         }
         let parse = move || json::read(&bytes);
-        Ok(run(app, is_long, parse).await??)
+        Ok(run((app, &self.caller), is_long, parse).await??)
     }
 
     /// Waits in line for the memory of a body of so many bytes.
@@ -227,7 +226,7 @@ impl BodyOwner {
 
 /// Runs the work on a long body, a few at a time, beside the threads that serve calls; other work at once.
 async fn run<R: Send + 'static>(
-    app: &App,
+    (app, caller): (&App, &Caller),
     is_long: bool,
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R, Problem> {
@@ -235,7 +234,7 @@ async fn run<R: Send + 'static>(
         return Ok(work());
     }
     let stopping = || Problem::from(EngineError::Stopping);
-    let permit = Arc::clone(&app.body_parsers).acquire_owned().await;
+    let permit = app.body_parsers.line_up(caller, 1).await;
     let permit = permit.map_err(|_| stopping())?;
     let done = tokio::task::spawn_blocking(move || {
         // Held by this thread: the work continues even if the caller disconnects.

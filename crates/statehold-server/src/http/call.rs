@@ -19,7 +19,7 @@ use statehold_engine::api::caller::{self, KeyWatch};
 use statehold_engine::api::turn::DeliveryLog;
 use statehold_engine::{
     AnswerMemory, Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX,
-    OffsetClock, PageLimit, Swap,
+    OffsetClock, PageLimit, Shares, Swap,
 };
 use tokio::sync::Semaphore;
 
@@ -139,7 +139,7 @@ pub(crate) struct AppState {
     /// Bounds the questions to DIAL Core about callers.
     pub(crate) core_lookups: CoreLookups,
     /// Bounds how many long bodies are parsed at once.
-    pub(crate) body_parsers: Arc<Semaphore>,
+    pub(crate) body_parsers: Shares,
 }
 
 impl std::ops::Deref for App {
@@ -171,7 +171,7 @@ impl App {
             mcp_lists: crate::mcp::ListChanges::default(),
             failed_calls: FailedCalls::default(),
             core_lookups: CoreLookups::default(),
-            body_parsers: Arc::new(Semaphore::new(PARSERS_MAX)),
+            body_parsers: Shares::of_turns(PARSERS_MAX),
         }))
     }
 

@@ -25,8 +25,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{
-    Answer, AnswerHeaders, Cursor, PAGE_MAX, answer, committed, name_in_query, page_limit, plain,
-    revision, shown, word_in_query,
+    Answer, AnswerHeaders, Cursor, PAGE_MAX, answer, committed, name_in_query, page_limit,
+    plain_page, revision, shown, word_in_query,
 };
 use crate::http::body::Payload;
 use crate::http::call::{App, CallContext, Params};
@@ -151,7 +151,9 @@ async fn list(context: CallContext, Params(mut params): Params<SessionListParams
         sessions: page.entries,
         next_cursor: page.next.map(|place| cursor.seal(place)),
     };
-    Ok(plain(&page))
+    let texts = page.sessions.iter().map(|session| session.labels.bytes());
+    let bytes = texts.sum();
+    plain_page(page, bytes).await
 }
 
 /// Read a session.

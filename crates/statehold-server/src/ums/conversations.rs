@@ -91,8 +91,9 @@ impl ConversationOut {
 }
 
 fn title_of(view: &SessionView) -> String {
-    let title = view.labels.get(TITLE).or(view.name.as_ref());
-    title.map_or_else(|| NO_TITLE.to_owned(), Clone::clone)
+    let title = view.labels.to_map().remove(TITLE);
+    let title = title.or_else(|| view.name.clone());
+    title.unwrap_or_else(|| NO_TITLE.to_owned())
 }
 
 pub(super) async fn create(

@@ -28,6 +28,7 @@ use crate::commit::Answer;
 use crate::port::{
     ChangedHead, Committed, KeyRange, LiveWork, PageLimit, PageRoom, SessionOrder, SessionPlace,
     SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, StoreError,
+    ValueSize,
 };
 use crate::seal::SealKeys;
 
@@ -309,6 +310,69 @@ pub(super) fn state_value(
     };
     let opened = open_state(session, (key.as_str(), version, &packed), conn.keys)?;
     Ok(opened.map(|(_, value)| value))
+}
+
+/// The sizes of the values of session keys.
+pub(super) fn state_sizes(
+    conn: &Connection,
+    session: SessionId,
+    keys: &[StateKey],
+    bytes_max: u64,
+) -> Result<Vec<Option<ValueSize>>, StoreError> {
+    let Some(row) = log::session_row(conn, session)? else {
+        return Ok(vec![None; keys.len()]);
+    };
+    let of = "FROM state WHERE session = ?1 AND key = ?2";
+    sizes(conn, of, keys, bytes_max, |key| (row.pk, key.as_str()))
+}
+
+/// The sizes of shared values.
+pub(super) fn shared_sizes(
+    conn: &Connection,
+    owner: &SharedOwner,
+    keys: &[StateKey],
+    bytes_max: u64,
+) -> Result<Vec<Option<ValueSize>>, StoreError> {
+    let of = "FROM shared
+              WHERE tenant = ?1 AND app = ?2 AND user = ?3 AND key = ?4 AND value IS NOT NULL";
+    let (tenant, app) = (owner.tenant.as_str(), owner.app.as_str());
+    sizes(conn, of, keys, bytes_max, |key| {
+        (tenant, app, user_of(owner), key.as_str())
+    })
+}
+
+/// The sizes of the values in rows of `of`, a row for each key. The engine below knows the length of a packed value
+/// without reading it; the length that it unpacks to is in its first bytes, but the engine reads all of them.
+fn sizes<'k, P: rusqlite::Params>(
+    conn: &Connection,
+    of: &str,
+    keys: &'k [StateKey],
+    bytes_max: u64,
+    params: impl Fn(&'k StateKey) -> P,
+) -> Result<Vec<Option<ValueSize>>, StoreError> {
+    let lengths = format!("SELECT version, length(value) {of}");
+    let values = format!("SELECT value {of}");
+    let mut left = bytes_max;
+    let mut sizes = Vec::with_capacity(keys.len());
+    for key in keys {
+        let length = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
+        let Some((version, packed)) = first(conn, &lengths, params(key), length)? else {
+            sizes.push(None);
+            continue;
+        };
+        let (version, packed) = (from_sql(version), from_sql(packed));
+        let unpacked = |row: &Row<'_>| Ok(codec::unpacked_bytes(row.get_ref(0)?.as_blob()?));
+        let read = match left.checked_sub(packed) {
+            Some(rest) => {
+                left = rest;
+                first(conn, &values, params(key), unpacked)?
+            }
+            None => None,
+        };
+        let bytes = read.map_or(packed, |bytes| bytes as u64);
+        sizes.push(Some(ValueSize { version, bytes }));
+    }
+    Ok(sizes)
 }
 
 /// The value that a session key had at a revision, from the log.

@@ -12,7 +12,7 @@ use super::HEALTHY;
 use super::driver::Driver;
 use super::fixture::{key, owner, owner_of};
 use super::picture::Picture;
-use crate::{KeyRange, PageLimit, SharedOwner, SharedValue, Store, StoreError};
+use crate::{KeyRange, PageLimit, SharedOwner, SharedValue, Store, StoreError, ValueSize};
 
 async fn all(
     store: &Arc<dyn Store>,
@@ -255,6 +255,42 @@ pub(super) async fn one_key_is_read_as_it_is_among_all(store: Arc<dyn Store>) {
         let found = store.shared_value(shared, key(name)).await.expect(HEALTHY);
         let among = all(&store, &owner(), key(name).scope()).await;
         assert_eq!(found.as_ref(), among.get(&key(name)), "{name}");
+    }
+}
+
+pub(super) async fn sizes_of_values_are_known_without_their_bytes(store: Arc<dyn Store>) {
+    let mut driver = Driver::begin(&store, 1).await;
+    let long = format!("[\"{}\"]", "long ".repeat(20_000));
+    driver
+        .put(&[
+            ("app:a", "1"),
+            ("user:a", &long),
+            ("topic", "3"),
+            ("long", &long),
+        ])
+        .await;
+    driver.put(&[("app:a", "12"), ("topic", "45")]).await;
+    driver.delete(&["long"]).await;
+    let session = driver.session();
+    let size = |version, text: &str| {
+        let bytes = text.len() as u64;
+        Some(ValueSize { version, bytes })
+    };
+    let keys = ["topic", "never", "long"].map(key).to_vec();
+    let sizes = store.state_sizes(session, keys, 1_000_000).await;
+    assert_eq!(sizes.expect(HEALTHY), [size(3, "45"), None, None]);
+    for (name, expected) in [("app:a", size(2, "12")), ("user:a", size(1, &long))] {
+        let shared = SharedOwner::of(&owner(), key(name).scope());
+        let keys = vec![key("app:never"), key(name)];
+        let sizes = store
+            .shared_sizes(shared.clone(), keys.clone(), 1_000_000)
+            .await;
+        assert_eq!(sizes.expect(HEALTHY), [None, expected]);
+        // Versions are known although no value may be read.
+        let sizes = store.shared_sizes(shared, keys, 0).await.expect(HEALTHY);
+        let versions = sizes.iter().map(|size| size.map(|size| size.version));
+        let expected = expected.map(|size| size.version);
+        assert_eq!(versions.collect::<Vec<_>>(), [None, expected]);
     }
 }
 

@@ -18,6 +18,7 @@ const PART: HostileQuota = HostileQuota {
     sessions: 1_000,
     unread: 40,
     idle: 700,
+    lists: 400,
 };
 
 #[test]

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use statehold_core::ids::SessionId;
 use statehold_core::name::Name;
 use statehold_core::session::{SessionStatus, TtlMode};
@@ -30,7 +30,8 @@ pub struct SessionView {
     pub agent: Name,
     pub status: SessionStatus,
     pub revision: u64,
-    pub labels: BTreeMap<String, String>,
+    #[schema(value_type = BTreeMap<String, String>)]
+    pub labels: Labels,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 316_224_000)]
     pub ttl_seconds: Option<u64>,
@@ -68,7 +69,7 @@ impl SessionView {
             agent: summary.owner.agent.clone(),
             status: summary.status,
             revision: summary.revision,
-            labels: parse_labels(summary.labels.as_deref()),
+            labels: Labels::stored(summary.labels.as_deref()),
             ttl_seconds: summary.ttl.map(|ttl| ttl.ms / 1_000),
             ttl_mode: summary.ttl.map(|ttl| ttl.mode),
             created_at: summary.created_at.into(),
@@ -80,6 +81,30 @@ impl SessionView {
             pending: None,
             pending_total: None,
         }
+    }
+}
+
+/// The labels of a session, as they are stored: a list passes them on without parsing them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Labels(Box<RawValue>);
+
+impl Labels {
+    fn stored(text: Option<&str>) -> Self {
+        let stored = text.filter(|text| text.starts_with('{'));
+        let stored = stored.and_then(|text| RawValue::from_string(text.to_owned()).ok());
+        let none = || to_raw_value(&BTreeMap::<String, String>::new());
+        Self(stored.unwrap_or_else(|| none().expect("an empty object is JSON")))
+    }
+
+    /// The labels by their keys.
+    pub fn to_map(&self) -> BTreeMap<String, String> {
+        parse_labels(Some(self.0.get()))
+    }
+
+    /// The bytes of their JSON.
+    pub fn bytes(&self) -> usize {
+        self.0.get().len()
     }
 }
 

@@ -45,6 +45,7 @@ pub async fn stateless_session(
             new_user: None,
             agents: BTreeSet::new(),
             key: None,
+            account: caller.key.or(caller.account),
             ..as_client(caller)
         }
     };

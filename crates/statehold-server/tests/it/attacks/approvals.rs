@@ -662,6 +662,50 @@ async fn attack_19_one_user_does_not_drown_the_inbox() {
 }
 
 #[tokio::test]
+async fn attack_19_one_key_does_not_drown_the_inbox_with_many_users() {
+    let setup = Setup {
+        user_holds_max: Some(2),
+        ..Setup::default()
+    };
+    let rig = Rig::with(setup).await;
+    let helper = rig.worker(&["helper"]).await;
+    let question = || json!({"kind": "question", "title": "?"});
+    let claimed_for = async |who: &Who, user: &str| {
+        let body = json!({"app": "demo", "user": user});
+        let session = who.post("/v1/sessions", &body).await.ok(201);
+        start(who, &text(&session, "id"), "helper", "x").await;
+        claim(&helper, "helper").await
+    };
+    let (one, other) = (rig.key(&["client"]).await, rig.key(&["client"]).await);
+    let first = claimed_for(&one, "ann").await;
+    let mut requests = vec![first.clone()];
+    for user in ["bob", "cat", "dan"] {
+        requests.push(claimed_for(&one, user).await);
+    }
+    for claimed in &requests {
+        for _ in 0..2 {
+            act(&helper, claimed, "holds", question()).await.ok(201);
+        }
+    }
+    let eve = claimed_for(&one, "eve").await;
+    let refused = act(&helper, &eve, "holds", question()).await;
+    let problem = refused.refused(422, "limit_reached");
+    assert_eq!(
+        problem["limit"], "open holds of all users of one key",
+        "{problem}"
+    );
+    assert_eq!(problem["max"], 8);
+    // The same user asks through another key.
+    let through_other = claimed_for(&other, "eve").await;
+    let asked = act(&helper, &through_other, "holds", question()).await;
+    asked.ok(201);
+    // A hold that ends with its request makes room.
+    let path = format!("/v1/requests/{}/cancel", text(&first, "id"));
+    one.post(&path, &json!({})).await.ok(200);
+    act(&helper, &eve, "holds", question()).await.ok(201);
+}
+
+#[tokio::test]
 async fn attack_19_a_flood_of_holds_has_an_end() {
     let rig = Rig::in_memory().await;
     let (ann, helper) = (rig.client("ann").await, rig.worker(&[]).await);

@@ -7,7 +7,7 @@ use statehold_store::memory::MemoryStore;
 
 use super::super::{DeliveryLog, TurnInput, UserMessage, open_turn};
 use super::*;
-use crate::answer_memory::OwnMemory;
+use crate::answer_memory::UnmeteredMemory;
 use crate::api::session::{self, SessionInput};
 use crate::caller::Caller;
 use crate::claim::Claim;
@@ -118,16 +118,16 @@ async fn ask(turn: &TurnHandle, by: Fenced) {
 #[tokio::test]
 async fn a_turn_is_read_when_it_is_paused_or_has_ended_and_not_while_it_runs() {
     let turn = turn().await;
-    let (snapshot, queued) = turn.look(&OwnMemory).await.expect("a look");
+    let (snapshot, queued) = turn.look(&UnmeteredMemory).await.expect("a look");
     assert!(snapshot.is_none());
     let by = claimed(&turn).await;
-    let (snapshot, running) = turn.look(&OwnMemory).await.expect("a look");
+    let (snapshot, running) = turn.look(&UnmeteredMemory).await.expect("a look");
     assert!(snapshot.is_none() && running == queued + 1);
     ask(&turn, by).await;
-    let (snapshot, asking) = turn.look(&OwnMemory).await.expect("a look");
+    let (snapshot, asking) = turn.look(&UnmeteredMemory).await.expect("a look");
     assert!(snapshot.is_some_and(|snapshot| snapshot.is_paused()) && asking > running);
     turn.cancel().await.expect("it is cancelled");
-    let (snapshot, _) = turn.look(&OwnMemory).await.expect("a look");
+    let (snapshot, _) = turn.look(&UnmeteredMemory).await.expect("a look");
     let snapshot = snapshot.expect("it has ended");
     assert!(snapshot.has_ended() && !snapshot.is_paused());
 }
@@ -138,15 +138,15 @@ async fn a_follower_reports_a_pause_once_and_the_end_last() {
     let by = claimed(&turn).await;
     ask(&turn, by).await;
     let mut follower = turn.follow(Instant::now() + Duration::from_mins(1));
-    let paused = follower.next(&OwnMemory).await.expect("an event");
+    let paused = follower.next(&UnmeteredMemory).await.expect("an event");
     assert!(matches!(paused, TurnEvent::Paused(snapshot) if snapshot.holds.len() == 1));
     let late = turn
-        .outcome(Instant::now(), &OwnMemory)
+        .outcome(Instant::now(), &UnmeteredMemory)
         .await
         .expect("an outcome");
     assert!(late.is_paused() && !late.has_ended());
     turn.cancel().await.expect("it is cancelled");
-    let over = follower.next(&OwnMemory).await.expect("an event");
+    let over = follower.next(&UnmeteredMemory).await.expect("an event");
     let TurnEvent::Over(snapshot) = over else {
         panic!("the turn was cancelled: {over:?}");
     };
