@@ -167,6 +167,9 @@ pub enum Command {
     Fork {
         /// The new session.
         session: SessionId,
+        /// The fork that the caller asked to copy, if the state is of a session which it was forked from. The new
+        /// session then has no payload that either of the two has removed.
+        through: Option<SessionId>,
     },
     /// Go back to an earlier revision, by appending.
     Rewind {

@@ -139,6 +139,9 @@ pub enum Event {
         origin: SessionId,
         /// The new session.
         session: SessionId,
+        /// The fork whose history was copied. None if that is the origin.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        through: Option<SessionId>,
     },
     /// A session went back: the items in between are out of the conversation.
     Rewound {

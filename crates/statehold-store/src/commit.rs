@@ -160,8 +160,25 @@ pub(crate) struct Writes {
     pub(crate) task_states: Vec<(TaskId, RequestId, Vec<u8>)>,
     /// Tasks whose history grew.
     pub(crate) grown_tasks: Vec<TaskId>,
-    /// Where a fork comes from.
-    pub(crate) fork: Option<(SessionId, u64)>,
+    pub(crate) fork: Option<ForkWrite>,
+}
+
+/// Where a fork comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForkWrite {
+    /// The session that wrote the last record which both share.
+    pub(crate) origin: SessionId,
+    /// The revision of that record.
+    pub(crate) at: u64,
+    /// The fork whose history was copied, if that is not the origin.
+    pub(crate) through: Option<SessionId>,
+}
+
+impl ForkWrite {
+    /// The origin, and the last revision that both share.
+    pub(crate) fn point(self) -> (SessionId, u64) {
+        (self.origin, self.at)
+    }
 }
 
 /// A change of one session key.
@@ -461,7 +478,18 @@ impl Writes {
                         (writes.name, writes.labels) = (Some(Change::Clear), Some(Change::Clear));
                     }
                 }
-                Event::SessionForked { origin, at, .. } => writes.fork = Some((*origin, *at)),
+                Event::SessionForked {
+                    origin,
+                    at,
+                    through,
+                    ..
+                } => {
+                    writes.fork = Some(ForkWrite {
+                        origin: *origin,
+                        at: *at,
+                        through: *through,
+                    });
+                }
                 Event::ItemsAppended { task, .. } => writes.grown_tasks.push(*task),
                 Event::StatePut { key, .. } => {
                     let packed = codec::pack(&own.swap_remove(0));

@@ -142,7 +142,7 @@ impl Run {
             }
             _ => {
                 let sent = author::command(step, &self.world, &mut self.memory);
-                if let Command::Fork { session } = sent.command {
+                if let Command::Fork { session, .. } = sent.command {
                     return self.fork(session, &sent);
                 }
                 return self.send(&sent);

@@ -136,7 +136,7 @@ fn place_before(
         })?;
         return place.ok_or_else(|| damaged(format!("the memory of {}", ended.path), "no row"));
     }
-    let origin = commit.writes.fork.map(|(origin, _)| origin);
+    let origin = commit.writes.fork.map(|fork| fork.origin);
     let origin = origin
         .map(|origin| log::session_row(conn, origin))
         .transpose()?;

@@ -200,20 +200,27 @@ fn require_head(
     match (found, commit.writes.fork) {
         (Some(row), None) if row.revision == expected && row.head == prev_hash => Ok(row.last_log),
         (Some(row), _) => Err(conflict(row.revision)),
-        (None, Some((origin, at))) => {
-            let living = |origin: &SessionRow| !origin.deleted;
-            let origin = log::session_row(conn, origin)?.filter(living);
-            let origin = origin.ok_or(conflict(0))?;
-            if at != expected || at > origin.revision {
+        (None, Some(fork)) => {
+            let at = fork.at;
+            let living = |id| {
+                let row = log::session_row(conn, id)?.filter(|row| !row.deleted);
+                row.filter(|row| at <= row.revision).ok_or(conflict(0))
+            };
+            let origin = living(fork.origin)?;
+            if at != expected {
                 return Err(conflict(origin.revision));
             }
             fork::require_shallow(conn, &origin)?;
             let row = log::seek(conn, &origin, at)?;
-            if row.record()?.hash == prev_hash {
-                Ok(row.id)
-            } else {
-                Err(conflict(at))
+            if row.record()?.hash != prev_hash {
+                return Err(conflict(at));
             }
+            if let Some(through) = fork.through
+                && log::seek(conn, &living(through)?, at)?.id != row.id
+            {
+                return Err(conflict(at));
+            }
+            Ok(row.id)
         }
         (None, None) if expected == 0 => Ok(0),
         (None, None) => Err(conflict(0)),
@@ -373,13 +380,18 @@ fn write_session(
     let name = commit.texts.name.as_ref().and_then(set);
     let labels = commit.texts.labels.as_ref().and_then(set);
     let columns = LifeColumns::of(after);
-    let origin = match commit.writes.fork {
-        Some((origin, _)) => log::session_row(conn, origin)?,
-        None => None,
+    let fork = commit.writes.fork;
+    let row_of = |id: Option<SessionId>| match id {
+        Some(id) => log::session_row(conn, id),
+        None => Ok(None),
     };
-    // A fork begins without the payloads that were removed from its origin.
-    let erased_log = origin.as_ref().map_or(0, |row| row.erased_log.min(prev));
-    let origin_seq = commit.writes.fork.map_or(0, |(_, at)| at);
+    let origin = row_of(fork.map(|fork| fork.origin))?;
+    let through = row_of(fork.and_then(|fork| fork.through))?;
+    // A fork begins without the payloads that were removed from the sessions it copies.
+    let copied = origin.iter().chain(&through);
+    let erased_log = copied.map(|row| row.erased_log.min(prev)).max();
+    let erased_log = erased_log.unwrap_or(0);
+    let origin_seq = fork.map_or(0, |fork| fork.at);
     let origin = origin.map_or(0, |row| row.pk);
     let id = commit.session();
     let values: [&dyn ToSql; 27] = [

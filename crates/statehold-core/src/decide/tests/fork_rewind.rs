@@ -43,7 +43,8 @@ fn a_fork_goes_on_with_the_chain_and_the_numbers() {
         Event::SessionForked {
             session: session(2),
             origin: session(1),
-            at: 2
+            at: 2,
+            through: None,
         }
     );
     turn(&mut copy);
@@ -118,8 +119,32 @@ fn a_session_is_no_copy_of_itself() {
     let mut w = new_session();
     let command = Command::Fork {
         session: session(1),
+        through: None,
     };
     assert_eq!(w.no(command), Rejection::SessionExists);
+    let command = Command::Fork {
+        session: session(2),
+        through: Some(session(2)),
+    };
+    assert_eq!(w.no(command), Rejection::SessionExists);
+}
+
+#[test]
+fn a_fork_names_the_fork_that_it_was_asked_of_and_the_origin_only_once() {
+    for (through, named) in [
+        (None, None),
+        (Some(session(1)), None),
+        (Some(session(3)), Some(session(3))),
+    ] {
+        let mut w = new_session();
+        let session = session(2);
+        w.ok(Command::Fork { session, through });
+        let record = w.records.last().expect("the fork is a record");
+        assert!(matches!(
+            record.content.events[0],
+            Event::SessionForked { through, .. } if through == named
+        ));
+    }
 }
 
 #[test]

@@ -100,7 +100,8 @@ impl Author<'_> {
             Act::Fork => {
                 let n = if self.dice.odd(8) { 1 } else { 2 };
                 let session = fixtures::session(n);
-                Some((Command::Fork { session }, fixtures::client()))
+                let through = self.dice.odd(2).then(|| fixtures::session(3));
+                Some((Command::Fork { session, through }, fixtures::client()))
             }
             Act::Resend => return self.resend(),
             Act::Heartbeat | Act::Restart | Act::Dive => {
