@@ -357,6 +357,8 @@ pub enum Event {
     },
     /// A session key got back the value that it had at an earlier revision.
     StateRestored {
+        /// The length of the value.
+        bytes: u32,
         /// A revision at which the key had the value.
         from: u64,
         /// The key.

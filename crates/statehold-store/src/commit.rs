@@ -184,10 +184,19 @@ impl ForkWrite {
 /// A change of one session key.
 #[derive(Debug, Clone)]
 pub(crate) enum StateWrite {
-    /// The new value, packed.
-    Put(StateKey, Vec<u8>),
+    /// The new value, packed, and its length.
+    Put {
+        key: StateKey,
+        bytes: u32,
+        packed: Vec<u8>,
+    },
     Delete(StateKey),
-    Restore(StateKey, u64),
+    /// The value that the key had at a revision, and its length.
+    Restore {
+        key: StateKey,
+        bytes: u32,
+        from: u64,
+    },
 }
 
 /// A change of one shared key.
@@ -326,8 +335,8 @@ impl Commit {
     pub(crate) fn stored_bytes(&self) -> usize {
         let blobs = self.blobs.iter().map(|(_, packed)| packed.len());
         let state = self.writes.state.iter().map(|write| match write {
-            StateWrite::Put(_, packed) => packed.len(),
-            StateWrite::Delete(_) | StateWrite::Restore(..) => 0,
+            StateWrite::Put { packed, .. } => packed.len(),
+            StateWrite::Delete(_) | StateWrite::Restore { .. } => 0,
         });
         let shared = self.writes.shared.iter().map(|write| match &write.change {
             SharedChange::Put { packed, .. } => packed.len(),
@@ -491,15 +500,17 @@ impl Writes {
                     });
                 }
                 Event::ItemsAppended { task, .. } => writes.grown_tasks.push(*task),
-                Event::StatePut { key, .. } => {
+                Event::StatePut { key, value, .. } => {
                     let packed = codec::pack(&own.swap_remove(0));
-                    writes.state.push(StateWrite::Put(key.clone(), packed));
+                    let (key, bytes) = (key.clone(), value.bytes);
+                    writes.state.push(StateWrite::Put { key, bytes, packed });
                 }
                 Event::StateDeleted { key, .. } => {
                     writes.state.push(StateWrite::Delete(key.clone()));
                 }
-                Event::StateRestored { key, from } => {
-                    writes.state.push(StateWrite::Restore(key.clone(), *from));
+                Event::StateRestored { bytes, key, from } => {
+                    let (key, bytes, from) = (key.clone(), *bytes, *from);
+                    writes.state.push(StateWrite::Restore { key, bytes, from });
                 }
                 Event::SharedStatePut {
                     key,

@@ -195,7 +195,11 @@ pub(super) fn rewind(draft: &mut Draft<'_>, to: u64) -> Result<(), Rejection> {
     for key in keys {
         match (draft.state.keys.get(&key), past.keys.get(&key)) {
             (Some(now), Some(then)) if now == then => {}
-            (_, Some(then)) => draft.emit(Event::StateRestored { key, from: *then }),
+            (_, Some(then)) => draft.emit(Event::StateRestored {
+                bytes: then.bytes,
+                key,
+                from: then.revision,
+            }),
             (_, None) => draft.emit(Event::StateDeleted { key, request: None }),
         }
     }

@@ -291,10 +291,9 @@ impl Run {
                 items_kept,
                 items_until,
             } => *items_kept == world.items_at(*to) && *items_until == world.items.len() as u64,
-            Event::StateRestored { key, from } => world
-                .writes
-                .iter()
-                .any(|write| write.key == *key && write.revision == *from),
+            Event::StateRestored { bytes, key, from } => world.writes.iter().any(|write| {
+                (&write.key, write.revision, write.bytes) == (key, *from, Some(*bytes))
+            }),
             _ => true,
         }
     }

@@ -204,8 +204,9 @@ fn value_places(
     let now: BTreeMap<String, u64> = now.into_iter().collect();
     let mut places = BTreeMap::new();
     for (key, version) in commit.after.keys.iter() {
-        if now.get(key.as_str()) != Some(version) {
-            places.insert(key.clone(), value_row(conn, origin, key, *version)?);
+        let version = version.revision;
+        if now.get(key.as_str()) != Some(&version) {
+            places.insert(key.clone(), value_row(conn, origin, key, version)?);
         }
     }
     Ok(places)
@@ -289,7 +290,7 @@ pub(super) fn copy_state(
     };
     let fork = row_of(conn, pk)?;
     let origin = row_of(conn, fork.origin)?;
-    let sql = "INSERT INTO state SELECT ?1, key, version, value FROM state
+    let sql = "INSERT INTO state SELECT ?1, key, version, bytes, value FROM state
                WHERE session = ?2 AND version <= ?3";
     let copied = run(conn, sql, (pk, origin.pk, to_sql(at)))?;
     if copied == commit.after.keys.len() {
@@ -303,7 +304,7 @@ pub(super) fn copy_state(
         let log = match places.values.get(key) {
             Some(log) => *log,
             // It was changed after the places were looked up.
-            None => value_row(conn, &origin, key, *version)?,
+            None => value_row(conn, &origin, key, version.revision)?,
         };
         let value = read::put_in(log::row(conn, log)?, key)?;
         let packed = value

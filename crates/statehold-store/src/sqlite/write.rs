@@ -5,10 +5,12 @@ use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
-use statehold_core::record::{Change, Event, RecordContent};
+use statehold_core::record::{Change, ErasedPayloads, Event, RecordContent};
 use statehold_core::request::LiveStatus;
 use statehold_core::scope::{Scope, StateKey};
-use statehold_core::session::{Owner, STATE_KEEPER, SessionState, SessionStatus, TtlMode};
+use statehold_core::session::{
+    KeyVersion, Owner, STATE_KEEPER, SessionState, SessionStatus, TtlMode,
+};
 use statehold_core::time::Timestamp;
 
 use super::fork::{self, ForkPlaces};
@@ -123,8 +125,7 @@ fn write_all(
     }
     write_state(conn, commit, pk)?;
     if let Some(payloads) = commit.writes.erased {
-        // Delete rows beside the log now; `erase` removes the payloads in the log later.
-        run(conn, "DELETE FROM task_state WHERE session = ?1", [pk])?;
+        // `erase` removes payloads later, in short transactions: no reader finds them from now on.
         if commit.after.closed {
             chats::remove(conn, pk)?;
         }
@@ -728,17 +729,26 @@ fn write_holds(
 
 fn write_state(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreError> {
     let seq = commit.record.content.seq;
+    if commit.writes.erased == Some(ErasedPayloads::All) {
+        // They may be long: `erase` deletes them.
+        return Ok(());
+    }
     for write in &commit.writes.state {
         match write {
-            StateWrite::Put(key, packed) => put_state(conn, pk, key, seq, packed)?,
+            StateWrite::Put { key, bytes, packed } => {
+                let (bytes, revision) = (*bytes, seq);
+                put_state(conn, pk, key, KeyVersion { bytes, revision }, packed)?;
+            }
             StateWrite::Delete(key) => {
                 let sql = "DELETE FROM state WHERE session = ?1 AND key = ?2";
                 run(conn, sql, (pk, key.as_str()))?;
             }
-            StateWrite::Restore(key, from) => {
+            StateWrite::Restore { key, bytes, from } => {
+                let (bytes, revision) = (*bytes, seq);
+                // Only if it was not found before, on a reading thread.
                 let packed = read::packed_state_at(conn, commit.session(), key, *from)?
                     .ok_or_else(|| damaged(format!("`{key}` at revision {from}"), "no value"))?;
-                put_state(conn, pk, key, seq, &packed)?;
+                put_state(conn, pk, key, KeyVersion { bytes, revision }, &packed)?;
             }
         }
     }
@@ -749,14 +759,16 @@ pub(super) fn put_state(
     conn: &Connection,
     pk: i64,
     key: &StateKey,
-    version: u64,
+    version: KeyVersion,
     packed: &[u8],
 ) -> Result<(), StoreError> {
+    let KeyVersion { bytes, revision } = version;
     run(
         conn,
-        "INSERT INTO state VALUES(?1, ?2, ?3, ?4)
-         ON CONFLICT(session, key) DO UPDATE SET version = excluded.version, value = excluded.value",
-        (pk, key.as_str(), to_sql(version), packed),
+        "INSERT INTO state VALUES(?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT(session, key) DO UPDATE SET version = excluded.version,
+         bytes = excluded.bytes, value = excluded.value",
+        (pk, key.as_str(), to_sql(revision), bytes, packed),
     )
     .map(drop)
 }

@@ -110,8 +110,8 @@ fn a_fork_can_begin_before_things_happened() {
     w.ok(put("topic", "b"));
     let copy = w.fork_at(2);
     copy.check("");
-    assert_eq!(copy.state.keys.get(&key("topic")), Some(&2));
-    assert_eq!(w.state.keys.get(&key("topic")), Some(&4));
+    assert_eq!(copy.state.version_of(&key("topic")), 2);
+    assert_eq!(w.state.version_of(&key("topic")), 4);
 }
 
 #[test]
@@ -242,6 +242,7 @@ fn a_rewind_restores_deletes_and_leaves_keys() {
     w.ok(Command::PutState { patch, by: None });
     w.ok(rewind(4));
     let restored = |name, from| Event::StateRestored {
+        bytes: body("a").bytes,
         key: key(name),
         from,
     };
@@ -267,7 +268,7 @@ fn a_rewind_restores_deletes_and_leaves_keys() {
         .state
         .keys
         .iter()
-        .map(|(key, version)| (key.as_str(), *version))
+        .map(|(key, version)| (key.as_str(), version.revision))
         .collect();
     assert_eq!(versions, [("changed", 8), ("kept", 2), ("removed", 8)]);
 }
@@ -306,6 +307,7 @@ fn a_rewind_can_be_rewound() {
     w.ok(rewind(2));
     w.ok(rewind(3));
     let back = Event::StateRestored {
+        bytes: body("b").bytes,
         key: key("topic"),
         from: 3,
     };

@@ -1,7 +1,5 @@
 //! Turns the steps of a script into commands, as the world is at that moment.
 
-use std::collections::BTreeMap;
-
 use statehold_core::command::{
     Command, Fenced, Output, RecordTurn, StartRequest, StateAppend, StatePatch, StateSet,
 };
@@ -843,8 +841,8 @@ impl Author<'_> {
         }
         if self.dice.odd(3) {
             let key = self.key();
-            let now: BTreeMap<StateKey, u64> = self.world.keys_at(self.world.revision);
-            let version = now.get(&key).copied().unwrap_or(0);
+            let now = self.world.keys_at(self.world.revision);
+            let version = now.get(&key).map_or(0, |known| known.revision);
             let version = if self.dice.odd(5) {
                 version + 1
             } else {
