@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::digest::BodyRef;
 use crate::hold::{Decision, Hold, HoldKind, HoldStatus, Vote};
 use crate::ids::{HoldId, ItemId, RequestId, TaskId};
 use crate::item::{CallMark, CallOutcome, Item};
@@ -13,7 +14,7 @@ use crate::record::{Change, ErasedPayloads, Event, Record};
 use crate::request::{
     AskedAbout, CallState, Lease, LiveRequest, LiveStatus, OpenCall, RequestOutcome,
 };
-use crate::session::{SessionState, TimeToLive, TtlMode};
+use crate::session::{KeyVersion, SessionState, TimeToLive, TtlMode};
 use crate::task::{ParentLink, Task, TaskStatus};
 use crate::time::Timestamp;
 
@@ -256,8 +257,15 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
         } => {
             close_hold(state, *hold, *request, decision, *to_worker);
         }
-        Event::StatePut { key, .. } | Event::StateRestored { key, .. } => {
-            Arc::make_mut(&mut state.keys).insert(key.clone(), seq);
+        Event::StatePut {
+            key,
+            value: BodyRef { bytes, .. },
+            ..
+        }
+        | Event::StateRestored { key, bytes, .. } => {
+            let (bytes, revision) = (*bytes, seq);
+            let written = KeyVersion { bytes, revision };
+            Arc::make_mut(&mut state.keys).insert(key.clone(), written);
         }
         Event::StateDeleted { key, .. } => {
             Arc::make_mut(&mut state.keys).remove(key);

@@ -13,7 +13,7 @@ use crate::principal::Actor;
 use crate::record::{Change, CommandName, Record};
 use crate::request::{AskedAbout, Continuation, LiveStatus, RequestOutcome};
 use crate::scope::{KeyPrefix, MergePolicy, StateKey};
-use crate::session::{Owner, SessionState, TimeToLive};
+use crate::session::{KeyVersion, Owner, SessionState, TimeToLive};
 use crate::task::CloseOn;
 use crate::time::Timestamp;
 
@@ -167,6 +167,9 @@ pub enum Command {
     Fork {
         /// The new session.
         session: SessionId,
+        /// The fork that the caller asked to copy, if the state is of a session which it was forked from. The new
+        /// session then has no payload that either of the two has removed.
+        through: Option<SessionId>,
     },
     /// Go back to an earlier revision, by appending.
     Rewind {
@@ -334,8 +337,8 @@ pub struct DecidedHold {
 pub struct Past {
     /// The last item at that revision.
     pub items_appended: u64,
-    /// The session keys at that revision, with the revision that wrote each value.
-    pub keys: BTreeMap<StateKey, u64>,
+    /// The session keys at that revision.
+    pub keys: BTreeMap<StateKey, KeyVersion>,
     /// The memories that the rewind gives back: those at that revision, or, if a rewind has taken that
     /// revision back, at the one that it went back to.
     pub memories: Arc<BTreeMap<AgentPath, Memory>>,
@@ -618,6 +621,16 @@ pub enum Rejection {
         to: u64,
         /// The current one.
         current: u64,
+    },
+    /// The values of the session would be too long together.
+    #[error(
+        "the state of the session would have {bytes} bytes, and {max} are the most; remove keys, or write less"
+    )]
+    StateTooLarge {
+        /// How long they would be.
+        bytes: u64,
+        /// How long they may be.
+        max: u64,
     },
     /// A limit is reached.
     #[error("limit reached: {limit} is at most {max}")]

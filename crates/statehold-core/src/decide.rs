@@ -120,7 +120,7 @@ pub fn decide(
         Command::CloseTask { task } => task::close(&mut draft, *task)?,
         Command::CancelTask { task } => task::cancel(&mut draft, *task)?,
         Command::PutState { patch, by } => state::put(&mut draft, patch, *by)?,
-        Command::Fork { session } => session::fork(&mut draft, *session)?,
+        Command::Fork { session, through } => session::fork(&mut draft, *session, *through)?,
         Command::Rewind { to } => session::rewind(&mut draft, *to)?,
     }
     Ok(Outcome::Commit(draft.finish(command.name())?))

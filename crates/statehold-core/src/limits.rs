@@ -6,6 +6,9 @@ pub const NAME_BYTES_MAX: usize = 128;
 pub const STATE_KEY_BYTES_MAX: usize = 512;
 /// Keys that one session may hold.
 pub const SESSION_KEYS_MAX: usize = 10_000;
+/// Longest state of one session, all values together, in bytes. Forks copy it, and rewinds and deletions write as much,
+/// while other sessions wait.
+pub const SESSION_STATE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Open tasks in one session.
 pub const OPEN_TASKS_MAX: usize = 4_096;
 /// Agent paths with a memory, or with a live request that may get one, in one session.

@@ -139,6 +139,9 @@ pub enum Event {
         origin: SessionId,
         /// The new session.
         session: SessionId,
+        /// The fork whose history was copied. None if that is the origin.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        through: Option<SessionId>,
     },
     /// A session went back: the items in between are out of the conversation.
     Rewound {
@@ -354,6 +357,8 @@ pub enum Event {
     },
     /// A session key got back the value that it had at an earlier revision.
     StateRestored {
+        /// The length of the value.
+        bytes: u32,
         /// A revision at which the key had the value.
         from: u64,
         /// The key.

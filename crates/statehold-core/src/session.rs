@@ -73,6 +73,16 @@ pub enum TtlMode {
     Fixed,
 }
 
+/// The value of a session key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyVersion {
+    /// The length of the value.
+    pub bytes: u32,
+    /// The revision that put or restored it.
+    pub revision: u64,
+}
+
 /// The agent of sessions that only carry writes of shared state. Lists leave them out.
 pub const STATE_KEEPER: &str = "statehold.state";
 
@@ -122,8 +132,8 @@ pub struct SessionState {
     pub requests: Arc<BTreeMap<RequestId, LiveRequest>>,
     /// Open holds.
     pub holds: Arc<BTreeMap<HoldId, Hold>>,
-    /// The revision that last wrote each session key.
-    pub keys: Arc<BTreeMap<StateKey, u64>>,
+    /// The session keys with a value.
+    pub keys: Arc<BTreeMap<StateKey, KeyVersion>>,
     /// The memories of the agents, by path. A path without an exchange has none.
     pub memories: Arc<BTreeMap<AgentPath, Memory>>,
 }
@@ -177,6 +187,16 @@ impl SessionState {
     /// If the bytes are not a snapshot of a known shape.
     pub fn from_snapshot(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
+    }
+
+    /// The revision that last wrote a session key; 0 for a key without a value.
+    pub fn version_of(&self, key: &StateKey) -> u64 {
+        self.keys.get(key).map_or(0, |known| known.revision)
+    }
+
+    /// The bytes of all values of session keys together.
+    pub fn state_bytes(&self) -> u64 {
+        self.keys.values().map(|key| u64::from(key.bytes)).sum()
     }
 
     /// Whether the session has expired. The deadline counts, even before a timer commits the

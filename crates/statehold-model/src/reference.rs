@@ -24,7 +24,7 @@ use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::request::{CallState, Lease, LiveStatus, RequestOutcome};
 use statehold_core::scope::StateKey;
-use statehold_core::session::{Owner, SessionStatus, TimeToLive, TtlMode};
+use statehold_core::session::{KeyVersion, Owner, SessionStatus, TimeToLive, TtlMode};
 use statehold_core::task::{CloseOn, TaskStatus};
 use statehold_core::time::Timestamp;
 
@@ -196,8 +196,8 @@ pub struct KeyWrite {
     pub key: StateKey,
     /// The revision that wrote it.
     pub revision: u64,
-    /// Whether there was a value afterwards.
-    pub is_there: bool,
+    /// The length of the value that was there afterwards, if one was.
+    pub bytes: Option<u32>,
 }
 
 /// The outcome of a command.
@@ -464,16 +464,17 @@ impl World {
             .collect()
     }
 
-    /// The session keys at a revision, each with the revision that wrote it.
-    pub fn keys_at(&self, revision: u64) -> BTreeMap<StateKey, u64> {
+    /// The session keys at a revision.
+    pub fn keys_at(&self, revision: u64) -> BTreeMap<StateKey, KeyVersion> {
         let mut keys = BTreeMap::new();
         for write in self
             .writes
             .iter()
             .filter(|write| write.revision <= revision)
         {
-            if write.is_there {
-                keys.insert(write.key.clone(), write.revision);
+            if let Some(bytes) = write.bytes {
+                let revision = write.revision;
+                keys.insert(write.key.clone(), KeyVersion { bytes, revision });
             } else {
                 keys.remove(&write.key);
             }

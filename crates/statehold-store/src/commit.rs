@@ -160,17 +160,43 @@ pub(crate) struct Writes {
     pub(crate) task_states: Vec<(TaskId, RequestId, Vec<u8>)>,
     /// Tasks whose history grew.
     pub(crate) grown_tasks: Vec<TaskId>,
-    /// Where a fork comes from.
-    pub(crate) fork: Option<(SessionId, u64)>,
+    pub(crate) fork: Option<ForkWrite>,
+}
+
+/// Where a fork comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForkWrite {
+    /// The session that wrote the last record which both share.
+    pub(crate) origin: SessionId,
+    /// The revision of that record.
+    pub(crate) at: u64,
+    /// The fork whose history was copied, if that is not the origin.
+    pub(crate) through: Option<SessionId>,
+}
+
+impl ForkWrite {
+    /// The origin, and the last revision that both share.
+    pub(crate) fn point(self) -> (SessionId, u64) {
+        (self.origin, self.at)
+    }
 }
 
 /// A change of one session key.
 #[derive(Debug, Clone)]
 pub(crate) enum StateWrite {
-    /// The new value, packed.
-    Put(StateKey, Vec<u8>),
+    /// The new value, packed, and its length.
+    Put {
+        key: StateKey,
+        bytes: u32,
+        packed: Vec<u8>,
+    },
     Delete(StateKey),
-    Restore(StateKey, u64),
+    /// The value that the key had at a revision, and its length.
+    Restore {
+        key: StateKey,
+        bytes: u32,
+        from: u64,
+    },
 }
 
 /// A change of one shared key.
@@ -309,8 +335,8 @@ impl Commit {
     pub(crate) fn stored_bytes(&self) -> usize {
         let blobs = self.blobs.iter().map(|(_, packed)| packed.len());
         let state = self.writes.state.iter().map(|write| match write {
-            StateWrite::Put(_, packed) => packed.len(),
-            StateWrite::Delete(_) | StateWrite::Restore(..) => 0,
+            StateWrite::Put { packed, .. } => packed.len(),
+            StateWrite::Delete(_) | StateWrite::Restore { .. } => 0,
         });
         let shared = self.writes.shared.iter().map(|write| match &write.change {
             SharedChange::Put { packed, .. } => packed.len(),
@@ -461,17 +487,30 @@ impl Writes {
                         (writes.name, writes.labels) = (Some(Change::Clear), Some(Change::Clear));
                     }
                 }
-                Event::SessionForked { origin, at, .. } => writes.fork = Some((*origin, *at)),
+                Event::SessionForked {
+                    origin,
+                    at,
+                    through,
+                    ..
+                } => {
+                    writes.fork = Some(ForkWrite {
+                        origin: *origin,
+                        at: *at,
+                        through: *through,
+                    });
+                }
                 Event::ItemsAppended { task, .. } => writes.grown_tasks.push(*task),
-                Event::StatePut { key, .. } => {
+                Event::StatePut { key, value, .. } => {
                     let packed = codec::pack(&own.swap_remove(0));
-                    writes.state.push(StateWrite::Put(key.clone(), packed));
+                    let (key, bytes) = (key.clone(), value.bytes);
+                    writes.state.push(StateWrite::Put { key, bytes, packed });
                 }
                 Event::StateDeleted { key, .. } => {
                     writes.state.push(StateWrite::Delete(key.clone()));
                 }
-                Event::StateRestored { key, from } => {
-                    writes.state.push(StateWrite::Restore(key.clone(), *from));
+                Event::StateRestored { bytes, key, from } => {
+                    let (key, bytes, from) = (key.clone(), *bytes, *from);
+                    writes.state.push(StateWrite::Restore { key, bytes, from });
                 }
                 Event::SharedStatePut {
                     key,

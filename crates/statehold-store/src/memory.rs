@@ -30,7 +30,9 @@ use statehold_core::time::Timestamp;
 
 use crate::check::CheckReport;
 use crate::codec::{self, StoredBody};
-use crate::commit::{Answer, CHAT_REQUESTS_MAX, Commit, SharedWrite, chat_request_in, results_in};
+use crate::commit::{
+    Answer, CHAT_REQUESTS_MAX, Commit, ForkWrite, SharedWrite, chat_request_in, results_in,
+};
 use crate::keys::KnownKeys;
 use crate::port::{
     ApiKey, BoxError, CallResult, ChangedHead, Committed, DamageLog, Due, DuePage, DuePlace,
@@ -162,7 +164,7 @@ impl Tables {
             name: None,
             labels: None,
             created_at: at,
-            origin: commit.writes.fork,
+            origin: commit.writes.fork.map(ForkWrite::point),
             log: Vec::new(),
             state: SessionState::new(session),
         });
@@ -205,7 +207,14 @@ impl Tables {
                 Ok((kept.log.clone(), kept.state.clone()))
             }
             (Some(kept), _) => Err(conflict(session, kept.state.revision)),
-            (None, Some((origin, at))) => {
+            (
+                None,
+                Some(ForkWrite {
+                    origin,
+                    at,
+                    through,
+                }),
+            ) => {
                 let origin_found = |found| conflict(origin, found);
                 let living = |kept: &&Session| !kept.state.deleted;
                 let shared = self.sessions.get(&origin).filter(living);
@@ -214,7 +223,19 @@ impl Tables {
                 let state = state.filter(|state| at == expected && state.head == prev_hash);
                 let state = state.ok_or(origin_found(shared.state.revision))?;
                 self.require_shallow(shared)?;
-                Ok((shared.log_until(at).to_vec(), state))
+                let mut log = shared.log_until(at).to_vec();
+                if let Some(through) = through {
+                    let asked = self.sessions.get(&through).filter(living);
+                    let asked = asked.ok_or(conflict(through, 0))?;
+                    let own = asked.log_until(at);
+                    if own.last().map(|last| last.record.hash) != Some(prev_hash) {
+                        return Err(conflict(through, asked.state.revision));
+                    }
+                    for (entry, asked) in log.iter_mut().zip(own) {
+                        *entry = Arc::new(entry.shown_by(asked));
+                    }
+                }
+                Ok((log, state))
             }
             (None, None) if expected == 0 && prev_hash == Digest::ZERO => {
                 Ok((Vec::new(), SessionState::new(session)))

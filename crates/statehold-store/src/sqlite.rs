@@ -51,7 +51,7 @@ use statehold_core::session::SessionState;
 use statehold_core::tenant::{TenantHead, TenantRecord};
 use statehold_core::time::Timestamp;
 
-use crate::commit::{Answer, Commit};
+use crate::commit::{Answer, Commit, StateWrite};
 use crate::keys::KnownKeys;
 use crate::port::{
     ApiKey, ChangedHead, Committed, DamageLog, Due, DuePage, DuePlace, HoldChange, HoldQuery,
@@ -299,7 +299,7 @@ impl SqliteStore {
         check::check(&path, directory, progress)
     }
 
-    /// Folds the log into the data file completely.
+    /// Folds the log into the data file. While a reader uses the log, it is folded as far as possible and emptied later.
     ///
     /// # Errors
     ///
@@ -542,11 +542,13 @@ impl_store! {
         // Here, so that the writing thread encrypts and hashes nothing of a caller.
         sealing::prepare(&mut commit, &*self.keys)?;
         commit.answer_sum = commit.answer.as_ref().map(sums::answer_sum);
-        if commit.writes.fork.is_none() {
+        let is_restored = |write: &StateWrite| matches!(write, StateWrite::Restore { .. });
+        if commit.writes.fork.is_none() && !commit.writes.state.iter().any(is_restored) {
             return self.writer.begin_commit(commit, None).await;
         }
         let session = commit.session();
         let looked_up = self.read(ReadLine::Points, move |conn| {
+            read::find_restored(conn, &mut commit);
             let places = ForkPlaces::find(conn, &commit)?;
             Ok((commit, places))
         });

@@ -235,6 +235,7 @@ promises! {
         hidden_payloads_go_when_no_session_that_shares_them_needs_them,
         hidden_payloads_that_a_fork_removed_stay_with_its_origin,
         a_fork_begins_without_what_was_removed_from_its_origin,
+        a_fork_of_a_fork_has_nothing_that_either_of_them_removed,
         a_fork_keeps_what_its_origin_removes_after_it_and_no_more,
         a_session_without_its_hidden_payloads_can_be_deleted,
         payloads_are_removed_in_small_steps,

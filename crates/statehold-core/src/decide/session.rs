@@ -137,15 +137,20 @@ pub(super) fn close(draft: &mut Draft<'_>, cancel_live: bool) -> Result<(), Reje
 
 /// Forks a session. The copy continues the numbering and the hash chain; requests and holds in
 /// flight stay with the origin.
-pub(super) fn fork(draft: &mut Draft<'_>, session: SessionId) -> Result<(), Rejection> {
+pub(super) fn fork(
+    draft: &mut Draft<'_>,
+    session: SessionId,
+    through: Option<SessionId>,
+) -> Result<(), Rejection> {
     let (origin, at) = (draft.state.session, draft.state.revision);
-    if session == origin {
+    if session == origin || Some(session) == through {
         return Err(Rejection::SessionExists);
     }
     draft.emit(Event::SessionForked {
         session,
         origin,
         at,
+        through: through.filter(|through| *through != origin),
     });
     if !mutant::is_on(Mutant::ForkKeepsLive) {
         cancel_all_live(draft);
@@ -190,7 +195,11 @@ pub(super) fn rewind(draft: &mut Draft<'_>, to: u64) -> Result<(), Rejection> {
     for key in keys {
         match (draft.state.keys.get(&key), past.keys.get(&key)) {
             (Some(now), Some(then)) if now == then => {}
-            (_, Some(then)) => draft.emit(Event::StateRestored { key, from: *then }),
+            (_, Some(then)) => draft.emit(Event::StateRestored {
+                bytes: then.bytes,
+                key,
+                from: then.revision,
+            }),
             (_, None) => draft.emit(Event::StateDeleted { key, request: None }),
         }
     }

@@ -50,6 +50,7 @@ pub(super) fn write(
         }
     }
     require_versions(draft, patch)?;
+    let bytes_before = draft.state.state_bytes();
     // First, so that one patch can replace a list by another one.
     delete_prefixes(draft, patch, request)?;
     for set in &patch.set {
@@ -102,7 +103,13 @@ pub(super) fn write(
         "session state keys",
         draft.state.keys.len(),
         limits::SESSION_KEYS_MAX,
-    )
+    )?;
+    let (bytes, max) = (draft.state.state_bytes(), limits::SESSION_STATE_BYTES_MAX);
+    // A state that is too long already may shrink.
+    if bytes > max && bytes > bytes_before {
+        return Err(Rejection::StateTooLarge { bytes, max });
+    }
+    Ok(())
 }
 
 /// Removes every key with one of the prefixes, except those that the patch writes: a record changes a key once.
@@ -185,7 +192,7 @@ fn require_versions(draft: &Draft<'_>, patch: &StatePatch) -> Result<(), Rejecti
             }
             Scope::Temp => return Err(Rejection::TempKey { key: key.clone() }),
             Scope::Session => {
-                let found = draft.state.keys.get(key).copied().unwrap_or(0);
+                let found = draft.state.version_of(key);
                 if found != *expected && !mutant::is_on(Mutant::SkipVersions) {
                     let (key, expected) = (key.clone(), *expected);
                     return Err(Rejection::VersionConflict {

@@ -812,6 +812,7 @@ fn close_session(cancel_live: bool) -> Command {
 fn fork() -> Command {
     Command::Fork {
         session: session(2),
+        through: None,
     }
 }
 

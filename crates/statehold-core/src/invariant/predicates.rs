@@ -700,9 +700,8 @@ pub(super) fn scope_lifetime(_: &Facts, seen: &Observation<'_>) -> Verdict {
                 .if_versions
                 .iter()
                 .filter(|(key, _)| key.scope() == Scope::Session);
-            let mut expected = session_keys.map(|(key, expected)| {
-                step.before.keys.get(key).copied().unwrap_or(0) == *expected
-            });
+            let mut expected =
+                session_keys.map(|(key, expected)| step.before.version_of(key) == *expected);
             if expected.any(|is_met| !is_met) {
                 all([!matches!(step.result, Ok(Outcome::Commit(_)))])
             } else {

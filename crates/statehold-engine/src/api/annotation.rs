@@ -197,7 +197,7 @@ async fn values_after(
     }
     // A rewind may have removed keys that were there.
     let is_kept = is_current || store.last_rewind(state.session).await? <= revision;
-    if is_kept && known.all(|(_, version)| *version <= revision) {
+    if is_kept && known.all(|(_, version)| version.revision <= revision) {
         if !has_some {
             return Ok(none());
         }

@@ -402,7 +402,7 @@ fn shown(event: &Event, bodies: &[Option<Vec<u8>>], entry: &FeedEntry) -> Option
         Event::StateDeleted { key, request } => {
             json!({"type": "state_deleted", "key": key, "request_id": request})
         }
-        Event::StateRestored { key, from } => {
+        Event::StateRestored { key, from, .. } => {
             json!({"type": "state_restored", "key": key, "from": from})
         }
         Event::SharedStatePut {

@@ -45,6 +45,7 @@ pub async fn step_clock(
     require_admin(caller)?;
     let offset_seconds = clock.step(step_seconds);
     engine.run_timers(true).await?;
+    engine.erase_payloads().await?;
     Ok(ClockView {
         offset_seconds,
         now: engine.now().into(),

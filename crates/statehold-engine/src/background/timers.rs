@@ -1,11 +1,11 @@
-//! Timers: they lapse leases, expire holds and sessions, erase payloads, evict expired answers, evict
-//! idle sessions and sign heads.
+//! Timers: they lapse leases, expire holds and sessions, evict expired answers, evict idle sessions and sign
+//! heads, and beside them payloads are erased.
 
 use std::sync::atomic::Ordering;
 
 use futures_util::{StreamExt, TryStreamExt};
 use statehold_core::command::Command;
-use statehold_store::{Due, DueKind, PageLimit};
+use statehold_store::{Due, DueKind, PageLimit, StoreError};
 
 use super::due::DUE_MAX;
 use crate::caller::Caller;
@@ -52,11 +52,27 @@ async fn sign_periodically(engine: Engine) {
     }
 }
 
+/// Removes payloads until the engine stops. A task of its own: a session may take minutes, and leases and holds end
+/// meanwhile.
+async fn erase_periodically(engine: Engine) {
+    let inner = engine.inner();
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(inner.options.tick) => {}
+            () = inner.stop.cancelled() => return,
+        }
+        if let Err(error) = engine.erase_payloads().await {
+            tracing::warn!(error = %error, "payloads could not be removed; trying again");
+        }
+    }
+}
+
 impl Engine {
     pub(crate) fn start_timers(&self) {
         let engine = self.clone();
         let tracker = self.inner().tasks.clone();
         tracker.spawn(sign_periodically(self.clone()));
+        tracker.spawn(erase_periodically(self.clone()));
         tracker.spawn(async move {
             let stop = engine.inner().stop.clone();
             let tick = engine.inner().options.tick;
@@ -79,7 +95,7 @@ impl Engine {
         });
     }
 
-    /// Does all due work. Called by timers, and by tests with their own clock.
+    /// Does all due work but [`Engine::erase_payloads`]. Called by timers, and by tests with their own clock.
     ///
     /// # Errors
     ///
@@ -92,20 +108,33 @@ impl Engine {
         }
         let recorded = self.record_ended_keys().await;
         let settled = self.settle_all(forgets).await;
-        let erased = self.erase_payloads().await;
         let forgotten = if forgets {
             self.forget_expired_answers().await
         } else {
             Ok(())
         };
-        recorded.and(settled).and(erased).and(forgotten)
+        recorded.and(settled).and(forgotten)
     }
 
-    async fn erase_payloads(&self) -> Result<(), EngineError> {
+    /// Removes the payloads that sessions have lost, in short transactions, until none is left or the engine stops.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails. The next call goes on; behind damage, the first call of the next minute.
+    pub async fn erase_payloads(&self) -> Result<(), EngineError> {
         let inner = self.inner();
-        if inner.has_erasures.swap(false, Ordering::AcqRel) {
-            while inner.store.erase_some(ERASE_STEP).await? {
-                tokio::task::yield_now().await;
+        if !inner.has_erasures.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        while !inner.stop.is_cancelled() {
+            match inner.store.erase_some(ERASE_STEP).await {
+                Ok(true) => tokio::task::yield_now().await,
+                Ok(false) => break,
+                Err(error) => {
+                    let is_damage = matches!(error, StoreError::Corrupt { .. });
+                    inner.has_erasures.fetch_or(!is_damage, Ordering::AcqRel);
+                    return Err(error.into());
+                }
             }
         }
         Ok(())

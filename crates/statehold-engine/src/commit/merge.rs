@@ -77,7 +77,7 @@ impl MergeResults {
     /// Refuses a session key whose version is stale.
     pub(super) fn require_newest(&self, state: &SessionState) -> Result<(), EngineError> {
         for (key, version) in &self.session {
-            let found = state.keys.get(key).copied().unwrap_or(0);
+            let found = state.version_of(key);
             require_version(key, *version, found)?;
         }
         Ok(())

@@ -214,21 +214,25 @@ impl<'a> SessionWrite<'a> {
         })
     }
 
-    /// Commits a fork to its new session, which begins with a state of its origin.
+    /// Commits a fork of the session `asked` to its new session, which begins with a state of its origin: that is
+    /// another session if `asked` is a fork and shares the state.
     ///
     /// # Errors
     ///
     /// As [`SessionWrite::commit`].
     pub(crate) async fn commit_fork<V: Serialize + DeserializeOwned + Send>(
         &self,
+        asked: SessionId,
         origin: SessionState,
         view: impl Fn(&DecidedCommit<'_>) -> Option<V> + Send + Sync,
     ) -> Result<Receipt<V>, EngineError> {
         let (inner, session) = (self.engine.inner(), self.session);
         // Held until the commit: an unknown mailbox counts as idle, and idle ones are evicted.
         let mailbox = inner.new_mailbox(session);
+        let through = (origin.session != asked).then_some(asked);
         mailbox.begin_with(origin).await;
-        let receipt = self.commit(&Command::Fork { session }, view).await;
+        let command = Command::Fork { session, through };
+        let receipt = self.commit(&command, view).await;
         // A repeat is answered with the fork that the first call made: there is no session with this id.
         if receipt.as_ref().map_or(true, |receipt| receipt.replayed) {
             inner.forget_mailbox(session);

@@ -44,6 +44,10 @@ pub(crate) struct GatedStore {
     folds: AtomicUsize,
     /// Whether shared values may be read.
     reads: watch::Sender<bool>,
+    /// Whether payloads may be erased.
+    erases: watch::Sender<bool>,
+    /// How often payloads were to be erased.
+    erasures: watch::Sender<usize>,
     /// How many readers of one shared value there were.
     readers: AtomicUsize,
     /// The sessions whose data is damaged.
@@ -102,6 +106,8 @@ impl GatedStore {
             questions: AtomicUsize::new(0),
             folds: AtomicUsize::new(0),
             reads: watch::Sender::new(true),
+            erases: watch::Sender::new(true),
+            erasures: watch::Sender::new(0),
             readers: AtomicUsize::new(0),
             damaged: std::sync::Mutex::default(),
             unwritable: Arc::default(),
@@ -157,6 +163,17 @@ impl GatedStore {
     pub(crate) async fn in_line(&self, count: usize) {
         let mut waiting = self.waiting.subscribe();
         drop(waiting.wait_for(|waiting| *waiting == count).await);
+    }
+
+    /// Lets erasing through, or holds it back.
+    pub(crate) fn set_erases_open(&self, open: bool) {
+        self.erases.send_replace(open);
+    }
+
+    /// Waits until payloads were to be erased so often.
+    pub(crate) async fn erased(&self, count: usize) {
+        let mut erasures = self.erasures.subscribe();
+        drop(erasures.wait_for(|erasures| *erasures >= count).await);
     }
 
     /// Lets readers of one shared value through, or holds them back.
@@ -564,6 +581,9 @@ impl Store for GatedStore {
     }
 
     async fn erase_some(&self, limit: PageLimit) -> Result<bool, StoreError> {
+        self.erasures.send_modify(|erasures| *erasures += 1);
+        let mut open = self.erases.subscribe();
+        drop(open.wait_for(|open| *open).await);
         self.asked().erase_some(limit).await
     }
 

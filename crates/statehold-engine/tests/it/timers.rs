@@ -2,8 +2,8 @@
 
 use statehold_core::command::{Command, Output, Rejection, StatePatch};
 use statehold_core::session::{SessionStatus, TimeToLive, TtlMode};
-use statehold_engine::EngineError;
-use statehold_engine::api::feed;
+use statehold_engine::api::{feed, session};
+use statehold_engine::{Call, EngineError};
 
 use crate::rig::{Rig, fenced, request_of};
 
@@ -17,6 +17,35 @@ async fn tick(rig: &Rig) {
         .run_timers(true)
         .await
         .expect("the store answers");
+}
+
+#[tokio::test]
+async fn timers_go_on_while_payloads_are_erased() {
+    let rig = Rig::new(None).await;
+    rig.store.set_erases_open(false);
+    let delete = rig.another(1, "mallory", None).await;
+    let call = Call::by(rig.caller.clone());
+    let deleted = session::delete(&rig.engine, &call, delete).await;
+    deleted.expect("it is deleted");
+    let engine = rig.engine.clone();
+    let erasing = tokio::spawn(async move { engine.erase_payloads().await });
+    rig.store.erased(1).await;
+    let life = TimeToLive {
+        mode: TtlMode::Fixed,
+        ms: 1_000,
+    };
+    let brief = rig.another(2, "bob", Some(life)).await;
+    rig.clock.pass_ms(2_000);
+    tick(&rig).await;
+    let found = rig.engine.session(&rig.caller, brief).await;
+    assert_eq!(
+        found.expect("it is there").status,
+        SessionStatus::Closed,
+        "its time ended while another session was erased"
+    );
+    rig.store.set_erases_open(true);
+    let erased = erasing.await.expect("it ends");
+    erased.expect("the store answers");
 }
 
 #[tokio::test]

@@ -712,6 +712,7 @@ impl World {
             }
             Probe::Fork => Command::Fork {
                 session: fixtures::session(2),
+                through: None,
             },
         };
         // A probe acts on a copy of the world.

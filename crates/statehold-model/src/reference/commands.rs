@@ -212,11 +212,11 @@ impl World {
         if *command == Command::DeleteSession {
             self.deleted = true;
             let keys: Vec<_> = self.writes.iter().map(|write| write.key.clone()).collect();
-            let (revision, is_there) = (self.revision, false);
+            let (revision, bytes) = (self.revision, None);
             self.writes.extend(keys.into_iter().map(|key| KeyWrite {
                 key,
                 revision,
-                is_there,
+                bytes,
             }));
         }
         Ok(Answer::Done)
@@ -276,7 +276,7 @@ impl World {
         let all: BTreeSet<&StateKey> = then.keys().chain(now.keys()).collect();
         for key in all {
             if then.get(key) != now.get(key) {
-                self.write_key(key, then.contains_key(key));
+                self.write_key(key, then.get(key).map(|then| then.bytes));
             }
         }
         Ok(())

@@ -1,11 +1,15 @@
 //! Items and scoped state in the world of the reference.
 
+use std::collections::BTreeMap;
+
 use statehold_core::command::{Rejection, StatePatch};
 use statehold_core::hold::CallTarget;
 use statehold_core::ids::ItemId;
 use statehold_core::item::{CallOutcome, ItemKind, NewCallMark, NewItem, Role, Visibility};
+use statehold_core::limits;
 use statehold_core::request::CallState;
 use statehold_core::scope::{MergePolicy, Scope, StateKey};
+use statehold_core::session::KeyVersion;
 use uuid::Uuid;
 
 use super::{KeyWrite, KnownItem, KnownMark, World};
@@ -128,12 +132,12 @@ impl World {
         })
     }
 
-    pub(super) fn write_key(&mut self, key: &StateKey, is_there: bool) {
+    pub(super) fn write_key(&mut self, key: &StateKey, bytes: Option<u32>) {
         let (key, revision) = (key.clone(), self.revision);
         self.writes.push(KeyWrite {
             key,
             revision,
-            is_there,
+            bytes,
         });
     }
 
@@ -166,7 +170,7 @@ impl World {
                 }
                 Scope::App | Scope::User => {}
                 Scope::Session => {
-                    let found = now.get(&key).copied().unwrap_or(0);
+                    let found = now.get(&key).map_or(0, |known| known.revision);
                     if found != expected {
                         return Err(Rejection::VersionConflict {
                             key,
@@ -182,7 +186,7 @@ impl World {
                 .keys()
                 .filter(|key| key.as_str().starts_with(prefix.as_str()))
             {
-                self.write_key(key, false);
+                self.write_key(key, None);
             }
         }
         for set in patch
@@ -195,14 +199,14 @@ impl World {
                     key: set.key.clone(),
                 });
             }
-            self.write_key(&set.key, true);
+            self.write_key(&set.key, Some(set.value.bytes));
         }
         for key in patch
             .delete
             .iter()
             .filter(|key| key.scope() == Scope::Session)
         {
-            self.write_key(key, false);
+            self.write_key(key, None);
         }
         for (at, list) in patch.append.iter().enumerate() {
             let key_of = |index| list.list.element(self.revision, index);
@@ -211,12 +215,20 @@ impl World {
                 .any(|other| other.list == list.list);
             let keys: Vec<StateKey> = (0..list.values.len()).map(key_of).collect();
             let taken = self.keys_at(self.revision);
-            for key in keys {
+            for (key, value) in keys.into_iter().zip(&list.values) {
                 if is_twice || taken.contains_key(&key) {
                     return Err(Rejection::DuplicateKey { key });
                 }
-                self.write_key(&key, true);
+                self.write_key(&key, Some(value.bytes));
             }
+        }
+        let bytes_of = |keys: &BTreeMap<StateKey, KeyVersion>| -> u64 {
+            keys.values().map(|known| u64::from(known.bytes)).sum()
+        };
+        let (before, bytes) = (bytes_of(&now), bytes_of(&self.keys_at(self.revision)));
+        let max = limits::SESSION_STATE_BYTES_MAX;
+        if bytes > max && bytes > before {
+            return Err(Rejection::StateTooLarge { bytes, max });
         }
         Ok(())
     }

@@ -142,7 +142,7 @@ impl Run {
             }
             _ => {
                 let sent = author::command(step, &self.world, &mut self.memory);
-                if let Command::Fork { session } = sent.command {
+                if let Command::Fork { session, .. } = sent.command {
                     return self.fork(session, &sent);
                 }
                 return self.send(&sent);
@@ -291,10 +291,9 @@ impl Run {
                 items_kept,
                 items_until,
             } => *items_kept == world.items_at(*to) && *items_until == world.items.len() as u64,
-            Event::StateRestored { key, from } => world
-                .writes
-                .iter()
-                .any(|write| write.key == *key && write.revision == *from),
+            Event::StateRestored { bytes, key, from } => world.writes.iter().any(|write| {
+                (&write.key, write.revision, write.bytes) == (key, *from, Some(*bytes))
+            }),
             _ => true,
         }
     }

@@ -111,6 +111,7 @@ codes! {
     MergeRefused = 422 "merge_refused" "The value cannot be merged";
     EmptyPatch = 422 "empty_patch" "Nothing to change";
     LimitReached = 422 "limit_reached" "Limit reached";
+    StateTooLarge = 422 "state_too_large" "State too large";
     AgentNeedsSession = 422 "agent_needs_session" "The agent requires a session";
     NoAnswerer = 422 "no_answerer" "No answerer configured";
     ApprovalNeedsSession = 422 "approval_needs_session" "An approval requires a session";
@@ -426,6 +427,9 @@ impl From<Rejection> for Problem {
                 expected,
                 found,
             } => Self::version_conflict(&problem.detail, key.as_str(), expected, found),
+            Rejection::StateTooLarge { bytes, max } => {
+                problem.with("bytes", bytes).with("max", max)
+            }
             Rejection::Limit { limit, max } => problem.with("limit", limit).with("max", max),
             Rejection::NotInThePast { current, .. } => {
                 problem.with("path", "to").with("current", current)
@@ -472,6 +476,7 @@ fn code_of(rejection: &Rejection) -> Code {
         | Rejection::DuplicateKey { .. }
         | Rejection::MergeOfSessionKey { .. } => Code::BadStateKey,
         Rejection::EmptyPatch => Code::EmptyPatch,
+        Rejection::StateTooLarge { .. } => Code::StateTooLarge,
         Rejection::Limit { .. } => Code::LimitReached,
         // The last two are of commands that only timers send.
         Rejection::NotInThePast { .. }

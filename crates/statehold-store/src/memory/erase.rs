@@ -70,6 +70,17 @@ impl Tables {
 }
 
 impl Entry {
+    /// The record with the payloads that another session shows too.
+    pub(super) fn shown_by(&self, other: &Self) -> Self {
+        let bodies = self.bodies.iter().zip(&other.bodies);
+        Self {
+            record: self.record.clone(),
+            bodies: bodies
+                .map(|(body, other)| body.clone().filter(|_| other.is_some()))
+                .collect(),
+        }
+    }
+
     fn without(&self, payloads: ErasedPayloads) -> Self {
         let erased = self.record.erased(payloads);
         let bodies = self.bodies.iter().zip(erased);

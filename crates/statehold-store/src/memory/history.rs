@@ -124,7 +124,7 @@ impl Session {
     }
 
     pub(super) fn state_value(&self, key: &StateKey) -> Option<StateValue> {
-        let version = *self.state.keys.get(key)?;
+        let version = self.state.keys.get(key)?.revision;
         let value = newest_value(&self.log, key)?;
         Some(StateValue { value, version })
     }
@@ -273,7 +273,7 @@ pub(super) fn values(log: &[Arc<Entry>]) -> BTreeMap<StateKey, StateValue> {
         let version = entry.record.content.seq;
         let (key, value) = match event {
             Event::StatePut { key, .. } => (key, bodies.first().cloned().flatten()),
-            Event::StateRestored { key, from } => {
+            Event::StateRestored { key, from, .. } => {
                 let end = usize::try_from(*from).unwrap_or(usize::MAX);
                 (key, value(&log[..end.min(log.len())], key))
             }
@@ -301,7 +301,7 @@ fn newest_value(log: &[Arc<Entry>], key: &StateKey) -> Option<Vec<u8>> {
                 Event::StatePut { key: at, .. } if at == key => {
                     Some(bodies.first().cloned().flatten())
                 }
-                Event::StateRestored { key: at, from } if at == key => {
+                Event::StateRestored { key: at, from, .. } if at == key => {
                     let end = usize::try_from(*from).unwrap_or(usize::MAX).min(index);
                     Some(newest_value(&log[..end], key))
                 }

@@ -458,7 +458,7 @@ fn compare_projections(
     rows.add("open_task", folded.tasks.len());
     rows.add("live_request", folded.requests.len());
     rows.add("open_hold", folded.holds.len());
-    rows.add("state", folded.keys.len());
+    rows.add("state", folded.keys.len() + values_to_remove(conn, row)?);
     rows.add("memory", folded.memories.len());
     rows.add("session", 1);
     rows.add(
@@ -480,4 +480,12 @@ fn is_unlike_log(
     let version = found.version.min(row.revision);
     let logged = read::state_at(conn, row.id, key, version)?;
     Ok(logged.is_some_and(|logged| logged != found.value))
+}
+
+/// How many values of a deleted session wait for their removal.
+fn values_to_remove(conn: &Connection, row: &SessionRow) -> Result<usize, StoreError> {
+    let sql = "SELECT count(*) FROM state WHERE session = ?1 AND ?2
+               AND session IN (SELECT session FROM erasure)";
+    let count: Option<i64> = read::first(conn, sql, (row.pk, row.deleted), |row| row.get(0))?;
+    Ok(usize::try_from(count.unwrap_or(0)).unwrap_or(0))
 }

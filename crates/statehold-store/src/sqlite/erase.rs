@@ -9,7 +9,7 @@ use statehold_core::record::ErasedPayloads;
 
 use super::log::{self, LogRow, SessionRow};
 use super::read;
-use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
+use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes};
 use super::tail::Tail;
 use crate::codec;
 use crate::port::{DamageLog, PageLimit, StoreError};
@@ -68,6 +68,7 @@ fn some_rows(
     let mut transaction = conn.transaction().map_err(&place)?;
     let mut changed = BTreeSet::new();
     let (mut rows, mut bytes) = (0, 0_u64);
+    let mut forks = KnownForks::default();
     // The last session that is damaged: its payloads stay, and those of the sessions after it go.
     let mut damage: Option<(i64, StoreError)> = None;
     while rows < limit.entries
@@ -75,7 +76,12 @@ fn some_rows(
     {
         let step = transaction.savepoint().map_err(&place)?;
         let left = limit.bytes.saturating_sub(bytes);
-        match one(&step, pk, if rows == 0 { u64::MAX } else { left }) {
+        match one(
+            &step,
+            pk,
+            if rows == 0 { u64::MAX } else { left },
+            &mut forks,
+        ) {
             Ok(Some(removed)) => {
                 step.commit().map_err(&place)?;
                 changed.extend(removed.session);
@@ -129,7 +135,12 @@ struct RemovedRow {
 }
 
 /// Goes one row back in a session. None if its payloads have more than `bytes_max` bytes.
-fn one(conn: &Connection, pk: i64, bytes_max: u64) -> Result<Option<RemovedRow>, StoreError> {
+fn one(
+    conn: &Connection,
+    pk: i64,
+    bytes_max: u64,
+    forks: &mut KnownForks,
+) -> Result<Option<RemovedRow>, StoreError> {
     let place = corrupt_or_unavailable("the table `erasure`");
     let (payloads, at, floor): (String, i64, i64) = conn
         .prepare_cached("SELECT payloads, log, floor FROM erasure WHERE session = ?1")
@@ -148,9 +159,20 @@ fn one(conn: &Connection, pk: i64, bytes_max: u64) -> Result<Option<RemovedRow>,
         }
     };
     let session = log::session_by_pk(conn, pk)?;
+    if let Some(session) = &session {
+        match row_beside(conn, session, bytes_max)? {
+            RowBeside::Removed(bytes) => {
+                let session = Some(session.id);
+                return Ok(Some(RemovedRow { session, bytes }));
+            }
+            RowBeside::TooLong => return Ok(None),
+            RowBeside::None => {}
+        }
+    }
     let (before, bytes) = match &session {
         Some(session) if at != 0 => {
-            let Some(removed) = row(conn, session, payloads, at, bytes_max)? else {
+            let forks = forks.of(conn, pk)?;
+            let Some(removed) = row(conn, (session, forks), payloads, at, bytes_max)? else {
                 return Ok(None);
             };
             removed
@@ -169,11 +191,48 @@ fn one(conn: &Connection, pk: i64, bytes_max: u64) -> Result<Option<RemovedRow>,
     Ok(Some(RemovedRow { session, bytes }))
 }
 
+/// What became of a row beside the log.
+enum RowBeside {
+    /// It had so many bytes.
+    Removed(u64),
+    TooLong,
+    /// There is none to remove.
+    None,
+}
+
+/// Removes one row with a private state or a value that the session has lost, if it has at most `bytes_max` bytes.
+fn row_beside(
+    conn: &Connection,
+    session: &SessionRow,
+    bytes_max: u64,
+) -> Result<RowBeside, StoreError> {
+    let private =
+        "SELECT rowid, length(value) FROM task_state WHERE session = ?1 AND log <= ?2 LIMIT 1";
+    let value = "SELECT rowid, length(value) FROM state WHERE session = ?1 LIMIT 1";
+    let columns = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, from_sql(row.get(1)?)));
+    let key = (session.pk, session.erased_log);
+    let mut found = read::first(conn, private, key, columns)?.map(|row| ("task_state", row));
+    if found.is_none() && session.deleted {
+        found = read::first(conn, value, [session.pk], columns)?.map(|row| ("state", row));
+    }
+    match found {
+        None => Ok(RowBeside::None),
+        Some((_, (_, bytes))) if bytes > bytes_max => Ok(RowBeside::TooLong),
+        Some((table, (row, bytes))) => {
+            let sql = format!("DELETE FROM {table} WHERE rowid = ?1");
+            conn.prepare_cached(&sql)
+                .and_then(|mut statement| statement.execute([row]))
+                .map_err(corrupt_or_unavailable(table))?;
+            Ok(RowBeside::Removed(bytes))
+        }
+    }
+}
+
 /// Removes the payloads of one row; returns the row before it, or 0 at the end, and the bytes of the payloads.
 /// None if these are more than `bytes_max`.
 fn row(
     conn: &Connection,
-    session: &SessionRow,
+    (session, forks): (&SessionRow, &Forks),
     payloads: ErasedPayloads,
     at: i64,
     bytes_max: u64,
@@ -182,10 +241,10 @@ fn row(
     if row.session != session.pk {
         return Ok(Some((0, 0)));
     }
-    if let Some(after) = needed_after(conn, session.pk, (row.id, row.seq))? {
+    if let Some(after) = forks.needed_after(row.id, row.seq) {
         return Ok(Some((own_row(conn, session.pk, after)?, 0)));
     }
-    let is_shared = row.seq <= shared_until(conn, session.pk)?;
+    let is_shared = row.seq <= forks.shared_until();
     let payloads = if is_shared {
         ErasedPayloads::Hidden
     } else {
@@ -274,28 +333,59 @@ const FORKS: &str = "WITH RECURSIVE fork(pk, until, deleted, erased_log) AS (
      FROM fork JOIN session ON session.origin = fork.pk AND session.pk > fork.pk
    )";
 
-/// The last record that a living session shares.
-pub(super) fn shared_until(conn: &Connection, pk: i64) -> Result<u64, StoreError> {
-    let sql = format!("{FORKS} SELECT max(until) FROM fork WHERE NOT deleted");
-    let until: Option<Option<i64>> = read::first(conn, &sql, [pk], |row| row.get(0))?;
-    Ok(until.flatten().map_or(0, from_sql))
+/// The living sessions that share rows of one session: its forks, and theirs.
+#[derive(Default)]
+pub(super) struct Forks {
+    /// The last record that a fork shares, and the row down to which that fork, or one which shares more, needs the
+    /// hidden payloads. The fork that shares most comes first, so neither number grows.
+    needs: Vec<(u64, i64)>,
 }
 
-/// Whether a living session shares a row, given with the number of its record, and needs the hidden payloads: no
-/// removal of its own, or before it began, has taken them. If so, the row down to which it needs those of all older
-/// rows too.
-pub(super) fn needed_after(
-    conn: &Connection,
+impl Forks {
+    pub(super) fn read(conn: &Connection, pk: i64) -> Result<Self, StoreError> {
+        let sql = format!("{FORKS} SELECT until, erased_log FROM fork WHERE NOT deleted");
+        let mut needs = read::all(conn, &sql, [pk], |row| {
+            Ok((from_sql(row.get(0)?), row.get(1)?))
+        })?;
+        needs.sort_unstable_by(|one, other| other.cmp(one));
+        let mut lowest = i64::MAX;
+        for (_, erased_log) in &mut needs {
+            lowest = lowest.min(*erased_log);
+            *erased_log = lowest;
+        }
+        Ok(Self { needs })
+    }
+
+    /// The last record that a living session shares.
+    pub(super) fn shared_until(&self) -> u64 {
+        self.needs.first().map_or(0, |(until, _)| *until)
+    }
+
+    /// Whether a living session shares a row, given with the number of its record, and needs the hidden payloads: no
+    /// removal of its own, or before it began, has taken them. If so, the row down to which it needs those of all
+    /// older rows too.
+    pub(super) fn needed_after(&self, row: i64, seq: u64) -> Option<i64> {
+        let sharing = self.needs.partition_point(|(until, _)| *until >= seq);
+        let (_, lowest) = self.needs[..sharing].last()?;
+        (*lowest < row).then_some(*lowest)
+    }
+}
+
+/// The forks of the session that was looked at last: a transaction reads those of a session once.
+#[derive(Default)]
+struct KnownForks {
     pk: i64,
-    (row, seq): (i64, u64),
-) -> Result<Option<i64>, StoreError> {
-    let sql = format!(
-        "{FORKS} SELECT min(erased_log) FROM fork
-         WHERE NOT deleted AND until >= ?2 AND erased_log < ?3"
-    );
-    let key = (pk, to_sql(seq), row);
-    let after: Option<Option<i64>> = read::first(conn, &sql, key, |row| row.get(0))?;
-    Ok(after.flatten())
+    forks: Forks,
+}
+
+impl KnownForks {
+    fn of(&mut self, conn: &Connection, pk: i64) -> Result<&Forks, StoreError> {
+        if self.pk != pk {
+            self.forks = Forks::read(conn, pk)?;
+            self.pk = pk;
+        }
+        Ok(&self.forks)
+    }
 }
 
 /// The row, if it is one of the session; else 0.
@@ -320,44 +410,67 @@ pub(super) fn begin(
     conn.prepare_cached("UPDATE session SET erased_log = ?2 WHERE pk = ?1")
         .and_then(|mut statement| statement.execute((pk, last_log)))
         .map_err(place)?;
+    let former = session.erased_log;
     let floor = match payloads {
-        // An erasure before this one has removed them already, or is still at it.
-        ErasedPayloads::Hidden => match pending_floor(conn, pk)? {
-            Some(floor) => floor,
-            None => own_row(conn, pk, session.erased_log)?,
-        },
+        ErasedPayloads::Hidden => own_row(conn, pk, former)?,
         ErasedPayloads::All => 0,
     };
     note(conn, pk, payloads, (last_log, floor))?;
-    let mut origin = log::session_by_pk(conn, session.origin)?;
-    while let Some(session) = origin {
-        let last_log = own_row(conn, session.pk, session.erased_log)?;
-        if last_log != 0 {
-            let payloads = if session.deleted {
-                ErasedPayloads::All
-            } else {
-                ErasedPayloads::Hidden
-            };
-            note(conn, session.pk, payloads, (last_log, 0))?;
+    let mut shared = session;
+    while let Some(origin) = log::session_by_pk(conn, shared.origin)? {
+        // This session read the origin up to the fork point only, and no hidden payload up to `former`.
+        let point = log::seek_id(conn, &origin, shared.origin_seq)?;
+        let is_all = payloads == ErasedPayloads::All;
+        if point <= former && !is_all {
+            break;
         }
-        origin = log::session_by_pk(conn, session.origin)?;
+        note_origin(conn, &origin, (point, former), is_all)?;
+        shared = origin;
     }
     Ok(())
 }
 
-/// The row before which an erasure of the session ends that is not finished, if there is one.
-fn pending_floor(conn: &Connection, pk: i64) -> Result<Option<i64>, StoreError> {
-    let sql = "SELECT floor FROM erasure WHERE session = ?1";
-    read::first(conn, sql, [pk], |row| row.get(0))
+/// Schedules the removal of payloads that an origin had to keep because a session shared it up to the row `point`, and
+/// its hidden payloads behind the row `former`.
+fn note_origin(
+    conn: &Connection,
+    origin: &SessionRow,
+    (point, former): (i64, i64),
+    is_deleted: bool,
+) -> Result<(), StoreError> {
+    let last_log = own_row(conn, origin.pk, origin.erased_log.min(point))?;
+    let (payloads, after) = if origin.deleted && is_deleted {
+        let until = Forks::read(conn, origin.pk)?.shared_until();
+        // Up to here the living ones need the visible payloads, which no removal of theirs takes.
+        let visible = if until > origin.origin_seq {
+            log::seek_id(conn, origin, until.min(origin.revision))?
+        } else {
+            0
+        };
+        (ErasedPayloads::All, visible.min(former))
+    } else if origin.deleted {
+        (ErasedPayloads::All, former)
+    } else {
+        (ErasedPayloads::Hidden, former)
+    };
+    if last_log <= after {
+        return Ok(());
+    }
+    let floor = own_row(conn, origin.pk, after)?;
+    note(conn, origin.pk, payloads, (last_log, floor))
 }
 
+/// Schedules the removal of payloads from a row of a session back to another one, with what is scheduled already.
 fn note(
     conn: &Connection,
     pk: i64,
     payloads: ErasedPayloads,
     (last_log, floor): (i64, i64),
 ) -> Result<(), StoreError> {
-    conn.prepare_cached("INSERT OR REPLACE INTO erasure VALUES(?1, ?2, ?3, ?4)")
+    let sql = "INSERT INTO erasure VALUES(?1, ?2, ?3, ?4)
+               ON CONFLICT(session) DO UPDATE SET payloads = excluded.payloads,
+               log = max(log, excluded.log), floor = min(floor, excluded.floor)";
+    conn.prepare_cached(sql)
         .and_then(|mut statement| statement.execute((pk, name_of(payloads), last_log, floor)))
         .map(drop)
         .map_err(corrupt_or_unavailable("the table `erasure`"))

@@ -12,7 +12,7 @@ use super::log::{self, LogRow, PayloadReader, SessionRow};
 use super::read;
 use super::sql::{damaged, from_sql, id_bytes, to_sql};
 use super::write::{put_state, run, write_task_state};
-use crate::commit::Commit;
+use crate::commit::{Commit, ForkWrite};
 use crate::port::{FORK_LEVELS_MAX, StoreError};
 
 /// Where the rows are that a fork takes from its origin. The log before a fork point never changes, so places
@@ -40,14 +40,14 @@ fn point_of(
     conn: &Connection,
     commit: &Commit,
 ) -> Result<Option<(SessionRow, LogRow)>, StoreError> {
-    let Some((origin, at)) = commit.writes.fork else {
+    let Some(fork) = commit.writes.fork else {
         return Ok(None);
     };
-    let origin = log::session_row(conn, origin)?;
-    let Some(origin) = origin.filter(|origin| at <= origin.revision) else {
+    let origin = log::session_row(conn, fork.origin)?;
+    let Some(origin) = origin.filter(|origin| fork.at <= origin.revision) else {
         return Ok(None);
     };
-    let row = log::seek(conn, &origin, at)?;
+    let row = log::seek(conn, &origin, fork.at)?;
     Ok(Some((origin, row)))
 }
 
@@ -204,8 +204,9 @@ fn value_places(
     let now: BTreeMap<String, u64> = now.into_iter().collect();
     let mut places = BTreeMap::new();
     for (key, version) in commit.after.keys.iter() {
-        if now.get(key.as_str()) != Some(version) {
-            places.insert(key.clone(), value_row(conn, origin, key, *version)?);
+        let version = version.revision;
+        if now.get(key.as_str()) != Some(&version) {
+            places.insert(key.clone(), value_row(conn, origin, key, version)?);
         }
     }
     Ok(places)
@@ -222,36 +223,32 @@ fn value_row(
     Ok(put.row.id)
 }
 
-/// The session that a commit forks.
-fn origin_of(conn: &Connection, commit: &Commit) -> Result<Option<SessionRow>, StoreError> {
-    let Some((origin, _)) = commit.writes.fork else {
-        return Ok(None);
-    };
-    let origin = log::session_row(conn, origin)?;
-    let origin = origin.ok_or_else(|| damaged("the table `session`", "no origin"))?;
-    Ok(Some(origin))
+/// The row of a session that must be there.
+fn row_of(conn: &Connection, pk: i64) -> Result<SessionRow, StoreError> {
+    let row = log::session_by_pk(conn, pk)?;
+    row.ok_or_else(|| damaged("the table `session`", "a fork or its origin is missing"))
 }
 
-/// Gives the tasks of a fork the private states that the tasks of its origin had.
+/// Gives the tasks of a fork the private states that the tasks of its origin had, as far as no removal has taken
+/// them from the fork.
 pub(super) fn copy_task_states(
     conn: &Connection,
     commit: &Commit,
     places: &ForkPlaces,
     pk: i64,
 ) -> Result<(), StoreError> {
-    let Some(origin) = origin_of(conn, commit)? else {
-        return Ok(());
-    };
+    let fork = row_of(conn, pk)?;
     for (old, new) in &commit.changes.renamed_tasks {
         let sql = "INSERT INTO task_state SELECT ?1, ?2, request, log, value FROM task_state
-                   WHERE task = ?3 AND log <= ?4";
+                   WHERE task = ?3 AND log <= ?4 AND log > ?5";
         let (old_id, new_id) = (id_bytes(old.as_uuid()), id_bytes(new.as_uuid()));
-        if run(conn, sql, (new_id, pk, old_id, places.point))? > 0 {
+        let key = (new_id, pk, old_id, places.point, fork.erased_log);
+        if run(conn, sql, key)? > 0 {
             continue;
         }
         let state = places.tasks.get(old).and_then(|place| place.state);
         if let Some((log, request)) = state
-            && let Some(packed) = private_state(conn, origin.reader(), log, request)?
+            && let Some(packed) = private_state(conn, fork.reader(), log, request)?
         {
             write_task_state(conn, *new, pk, request, log, &packed)?;
         }
@@ -288,10 +285,12 @@ pub(super) fn copy_state(
     places: &ForkPlaces,
     pk: i64,
 ) -> Result<(), StoreError> {
-    let (Some((_, at)), Some(origin)) = (commit.writes.fork, origin_of(conn, commit)?) else {
+    let Some(ForkWrite { at, .. }) = commit.writes.fork else {
         return Ok(());
     };
-    let sql = "INSERT INTO state SELECT ?1, key, version, value FROM state
+    let fork = row_of(conn, pk)?;
+    let origin = row_of(conn, fork.origin)?;
+    let sql = "INSERT INTO state SELECT ?1, key, version, bytes, value FROM state
                WHERE session = ?2 AND version <= ?3";
     let copied = run(conn, sql, (pk, origin.pk, to_sql(at)))?;
     if copied == commit.after.keys.len() {
@@ -305,11 +304,11 @@ pub(super) fn copy_state(
         let log = match places.values.get(key) {
             Some(log) => *log,
             // It was changed after the places were looked up.
-            None => value_row(conn, &origin, key, *version)?,
+            None => value_row(conn, &origin, key, version.revision)?,
         };
         let value = read::put_in(log::row(conn, log)?, key)?;
         let packed = value
-            .map(|put| put.packed(conn, origin.reader()))
+            .map(|put| put.packed(conn, fork.reader()))
             .transpose()?;
         let packed = packed.flatten();
         let packed = packed.ok_or_else(|| damaged(format!("`{key}` in row {log}"), "no value"))?;

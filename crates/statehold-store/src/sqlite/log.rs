@@ -830,6 +830,15 @@ pub(super) fn seek(
     session: &SessionRow,
     seq: u64,
 ) -> Result<LogRow, StoreError> {
+    row(conn, seek_id(conn, session, seq)?)
+}
+
+/// The id of the log row of record `seq` of a session. Reads no payload on the way.
+pub(super) fn seek_id(
+    conn: &Connection,
+    session: &SessionRow,
+    seq: u64,
+) -> Result<i64, StoreError> {
     let mut owner = None;
     let mut session = session;
     while seq <= session.origin_seq
@@ -838,17 +847,34 @@ pub(super) fn seek(
         session = owner.insert(origin);
     }
     let sql = "SELECT log FROM waypoint WHERE session = ?1 AND seq >= ?2 ORDER BY seq LIMIT 1";
-    let mut row = row(conn, waypoint(conn, sql, session, seq)?)?;
-    while row.seq > seq {
-        row = self::row(conn, row.prev)?;
-    }
-    if row.seq == seq && row.session == session.pk {
-        Ok(row)
-    } else {
-        Err(damaged(
-            format!("record {seq} of session {}", session.id),
-            "the record is missing",
-        ))
+    let mut at = waypoint(conn, sql, session, seq)?;
+    let sql = "SELECT session, seq, prev FROM log WHERE id = ?1";
+    let mut statement = conn
+        .prepare_cached(sql)
+        .map_err(corrupt_or_unavailable("the table `log`"))?;
+    loop {
+        let place = || format!("log row {at}");
+        let found = statement.query_row([at], |row| {
+            Ok((row.get::<_, i64>(0)?, from_sql(row.get(1)?), row.get(2)?))
+        });
+        let found = found.optional();
+        let found = found.map_err(|error| corrupt_or_unavailable(&place())(error))?;
+        let Some((owner, found, prev)) = found else {
+            return Err(damaged(place(), "the row is missing"));
+        };
+        if found == seq && owner == session.pk {
+            return Ok(at);
+        }
+        if found <= seq {
+            return Err(damaged(
+                format!("record {seq} of session {}", session.id),
+                "the record is missing",
+            ));
+        }
+        if prev >= at {
+            return Err(damaged(place(), "it follows a row that came later"));
+        }
+        at = prev;
     }
 }
 

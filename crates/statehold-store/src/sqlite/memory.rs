@@ -136,7 +136,7 @@ fn place_before(
         })?;
         return place.ok_or_else(|| damaged(format!("the memory of {}", ended.path), "no row"));
     }
-    let origin = commit.writes.fork.map(|(origin, _)| origin);
+    let origin = commit.writes.fork.map(|fork| fork.origin);
     let origin = origin
         .map(|origin| log::session_row(conn, origin))
         .transpose()?;
@@ -341,7 +341,8 @@ impl MemoryRows for FileRows<'_> {
     }
 
     fn state_by(&mut self, task: TaskId, by: RequestId) -> Result<Option<Vec<u8>>, StoreError> {
-        let sql = "SELECT value FROM task_state WHERE task = ?1 AND request = ?2";
+        let sql = "SELECT value FROM task_state WHERE task = ?1 AND request = ?2
+                   AND log > (SELECT erased_log FROM session WHERE pk = task_state.session)";
         let key = (id_bytes(task.as_uuid()), id_bytes(by.as_uuid()));
         let packed = first(self.conn, sql, key, |row| row.get(0))?;
         open_task_state(self.conn, task, packed)

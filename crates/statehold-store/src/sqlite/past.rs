@@ -22,11 +22,12 @@ pub(super) fn state(
         return Ok(page);
     };
     let mut room = PageRoom::new(query.limit);
-    for (key, version) in then.keys.iter() {
+    for (key, known) in then.keys.iter() {
+        let version = known.revision;
         if query.after.as_ref().is_some_and(|after| key <= after) {
             continue;
         }
-        let Some(put) = read::state_put(conn, &row, key, *version)? else {
+        let Some(put) = read::state_put(conn, &row, key, version)? else {
             continue;
         };
         if !room.take(key.as_str().len() as u64 + put.bytes())? {
@@ -34,7 +35,6 @@ pub(super) fn state(
             break;
         }
         if let Some(value) = put.value(conn, row.reader())? {
-            let version = *version;
             let value = StateValue { value, version };
             page.values.insert(key.clone(), value);
         }

@@ -12,7 +12,9 @@ use statehold_core::record::{Event, Record};
 use statehold_core::request::LiveRequest;
 use statehold_core::root::SignedHead;
 use statehold_core::scope::StateKey;
-use statehold_core::session::{Owner, SessionState, SessionStatus, TimeToLive, TtlMode};
+use statehold_core::session::{
+    KeyVersion, Owner, SessionState, SessionStatus, TimeToLive, TtlMode,
+};
 use statehold_core::task::Task;
 use statehold_core::time::Timestamp;
 use uuid::Uuid;
@@ -24,7 +26,7 @@ use super::snapshot::{KeyedConnection, Snapshot};
 use super::sql::{corrupt_or_unavailable, damaged, digest, from_sql, id_bytes, to_sql};
 use super::updates;
 use crate::codec;
-use crate::commit::Answer;
+use crate::commit::{Answer, Commit, StateWrite};
 use crate::port::{
     ChangedHead, Committed, KeyRange, LiveWork, PageLimit, PageRoom, SessionOrder, SessionPlace,
     SessionQuery, SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, StoreError,
@@ -148,13 +150,16 @@ pub(super) fn load(
     state.requests =
         std::sync::Arc::new(requests.into_iter().map(|live| (live.id, live)).collect());
     state.holds = std::sync::Arc::new(holds.into_iter().map(|hold| (hold.id, hold)).collect());
-    let sql = "SELECT key, version FROM state WHERE session = ?1";
-    let keys = all(conn, sql, [row.pk], |row| {
-        Ok((row.get::<_, String>(0)?, row.get(1)?))
+    let sql = "SELECT key, version, bytes FROM state WHERE session = ?1";
+    // The values of a deleted session wait for their removal.
+    let pk = if row.deleted { 0 } else { row.pk };
+    let keys = all(conn, sql, [pk], |row| {
+        let (revision, bytes) = (from_sql(row.get(1)?), row.get(2)?);
+        Ok((row.get::<_, String>(0)?, KeyVersion { bytes, revision }))
     })?;
     let mut versions = BTreeMap::new();
     for (key, version) in keys {
-        versions.insert(state_key(&key)?, from_sql(version));
+        versions.insert(state_key(&key)?, version);
     }
     state.keys = std::sync::Arc::new(versions);
     state.memories = std::sync::Arc::new(memory::load(conn, row.pk)?);
@@ -198,7 +203,8 @@ pub(super) fn state(
     range: &KeyRange,
     limit: PageLimit,
 ) -> Result<StatePage<StateValue>, StoreError> {
-    let Some(row) = log::session_row(conn, session)? else {
+    let row = log::session_row(conn, session)?;
+    let Some(row) = row.filter(|row| !row.deleted) else {
         return Ok(StatePage::default());
     };
     let KeyCondition {
@@ -298,7 +304,8 @@ pub(super) fn state_value(
     session: SessionId,
     key: &StateKey,
 ) -> Result<Option<StateValue>, StoreError> {
-    let Some(row) = log::session_row(conn, session)? else {
+    let row = log::session_row(conn, session)?;
+    let Some(row) = row.filter(|row| !row.deleted) else {
         return Ok(None);
     };
     let sql = "SELECT version, value FROM state WHERE session = ?1 AND key = ?2";
@@ -388,6 +395,21 @@ pub(super) fn state_at(
     let put = state_put(conn, &row, key, revision)?;
     let value = put.map(|put| put.value(conn, row.reader())).transpose()?;
     Ok(value.flatten())
+}
+
+/// Finds the values that a commit restores, so that the writer reads none. A value that cannot be read here is left to
+/// the writer, which refuses the commit if it is damaged.
+pub(super) fn find_restored(conn: &Connection, commit: &mut Commit) {
+    let session = commit.session();
+    for write in &mut commit.writes.state {
+        let StateWrite::Restore { key, bytes, from } = write else {
+            continue;
+        };
+        if let Ok(Some(packed)) = packed_state_at(conn, session, key, *from) {
+            let (key, bytes) = (key.clone(), *bytes);
+            *write = StateWrite::Put { key, bytes, packed };
+        }
+    }
 }
 
 /// The same as the table stores it, without opening it.
@@ -507,6 +529,7 @@ fn written(row: LogRow, key: &StateKey) -> Result<Written, StoreError> {
             Event::StateRestored {
                 key: restored,
                 from,
+                ..
             } if restored == key => return Ok(Written::Restored(*from)),
             _ => index += event.bodies().len(),
         }
@@ -519,7 +542,9 @@ pub(super) fn task_state(
     conn: &KeyedConnection<'_>,
     task: TaskId,
 ) -> Result<Option<Vec<u8>>, StoreError> {
-    let sql = "SELECT value FROM task_state WHERE task = ?1";
+    // Removals take a state at once, and delete its row later.
+    let sql = "SELECT value FROM task_state WHERE task = ?1
+               AND log > (SELECT erased_log FROM session WHERE pk = task_state.session)";
     let packed = first(conn, sql, [id_bytes(task.as_uuid())], |row| row.get(0))?;
     open_task_state(conn, task, packed)
 }

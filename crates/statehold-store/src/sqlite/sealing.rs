@@ -71,7 +71,7 @@ impl OwnerKeys {
 fn has_text(commit: &Commit) -> bool {
     let is_set = |change: &Option<Change<String>>| matches!(change, Some(Change::Set(_)));
     let writes = &commit.writes;
-    let is_put = |write: &StateWrite| matches!(write, StateWrite::Put(..));
+    let is_put = |write: &StateWrite| matches!(write, StateWrite::Put { .. });
     let is_shared = |write: &SharedWrite| matches!(write.change, SharedChange::Put { .. });
     commit.answer.is_some()
         || commit.new_user.is_some()
@@ -114,7 +114,7 @@ pub(super) fn prepare(commit: &mut Commit, keys: &dyn SealKeys) -> Result<(), St
         );
     }
     for write in &mut commit.writes.state {
-        if let StateWrite::Put(_, packed) = write {
+        if let StateWrite::Put { packed, .. } = write {
             *packed = seal(std::mem::take(packed), user);
         }
     }

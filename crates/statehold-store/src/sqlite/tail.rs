@@ -25,7 +25,7 @@ use super::log::{self, LogRow, RowColumns};
 use super::snapshot::KeyedConnection;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql};
 use crate::codec::{self, BodyPlace, StoredBody};
-use crate::commit::Commit;
+use crate::commit::{Commit, ForkWrite};
 use crate::port::{SessionSummary, StoreError};
 use crate::seal::SealKeys;
 
@@ -470,7 +470,7 @@ impl NextSummary {
                 revision: after.revision,
                 created_at: content.at,
                 updated_at: content.at,
-                forked_from: commit.writes.fork,
+                forked_from: commit.writes.fork.map(ForkWrite::point),
             },
         })
     }

@@ -5,10 +5,12 @@ use statehold_core::digest::Digest;
 use statehold_core::hold::Hold;
 use statehold_core::ids::{RequestId, SessionId, TaskId, UserId};
 use statehold_core::name::Name;
-use statehold_core::record::{Change, Event, RecordContent};
+use statehold_core::record::{Change, ErasedPayloads, Event, RecordContent};
 use statehold_core::request::LiveStatus;
 use statehold_core::scope::{Scope, StateKey};
-use statehold_core::session::{Owner, STATE_KEEPER, SessionState, SessionStatus, TtlMode};
+use statehold_core::session::{
+    KeyVersion, Owner, STATE_KEEPER, SessionState, SessionStatus, TtlMode,
+};
 use statehold_core::time::Timestamp;
 
 use super::fork::{self, ForkPlaces};
@@ -123,8 +125,7 @@ fn write_all(
     }
     write_state(conn, commit, pk)?;
     if let Some(payloads) = commit.writes.erased {
-        // Delete rows beside the log now; `erase` removes the payloads in the log later.
-        run(conn, "DELETE FROM task_state WHERE session = ?1", [pk])?;
+        // `erase` removes payloads later, in short transactions: no reader finds them from now on.
         if commit.after.closed {
             chats::remove(conn, pk)?;
         }
@@ -200,20 +201,27 @@ fn require_head(
     match (found, commit.writes.fork) {
         (Some(row), None) if row.revision == expected && row.head == prev_hash => Ok(row.last_log),
         (Some(row), _) => Err(conflict(row.revision)),
-        (None, Some((origin, at))) => {
-            let living = |origin: &SessionRow| !origin.deleted;
-            let origin = log::session_row(conn, origin)?.filter(living);
-            let origin = origin.ok_or(conflict(0))?;
-            if at != expected || at > origin.revision {
+        (None, Some(fork)) => {
+            let at = fork.at;
+            let living = |id| {
+                let row = log::session_row(conn, id)?.filter(|row| !row.deleted);
+                row.filter(|row| at <= row.revision).ok_or(conflict(0))
+            };
+            let origin = living(fork.origin)?;
+            if at != expected {
                 return Err(conflict(origin.revision));
             }
             fork::require_shallow(conn, &origin)?;
             let row = log::seek(conn, &origin, at)?;
-            if row.record()?.hash == prev_hash {
-                Ok(row.id)
-            } else {
-                Err(conflict(at))
+            if row.record()?.hash != prev_hash {
+                return Err(conflict(at));
             }
+            if let Some(through) = fork.through
+                && log::seek(conn, &living(through)?, at)?.id != row.id
+            {
+                return Err(conflict(at));
+            }
+            Ok(row.id)
         }
         (None, None) if expected == 0 => Ok(0),
         (None, None) => Err(conflict(0)),
@@ -373,13 +381,18 @@ fn write_session(
     let name = commit.texts.name.as_ref().and_then(set);
     let labels = commit.texts.labels.as_ref().and_then(set);
     let columns = LifeColumns::of(after);
-    let origin = match commit.writes.fork {
-        Some((origin, _)) => log::session_row(conn, origin)?,
-        None => None,
+    let fork = commit.writes.fork;
+    let row_of = |id: Option<SessionId>| match id {
+        Some(id) => log::session_row(conn, id),
+        None => Ok(None),
     };
-    // A fork begins without the payloads that were removed from its origin.
-    let erased_log = origin.as_ref().map_or(0, |row| row.erased_log.min(prev));
-    let origin_seq = commit.writes.fork.map_or(0, |(_, at)| at);
+    let origin = row_of(fork.map(|fork| fork.origin))?;
+    let through = row_of(fork.and_then(|fork| fork.through))?;
+    // A fork begins without the payloads that were removed from the sessions it copies.
+    let copied = origin.iter().chain(&through);
+    let erased_log = copied.map(|row| row.erased_log.min(prev)).max();
+    let erased_log = erased_log.unwrap_or(0);
+    let origin_seq = fork.map_or(0, |fork| fork.at);
     let origin = origin.map_or(0, |row| row.pk);
     let id = commit.session();
     let values: [&dyn ToSql; 27] = [
@@ -716,17 +729,26 @@ fn write_holds(
 
 fn write_state(conn: &Connection, commit: &Commit, pk: i64) -> Result<(), StoreError> {
     let seq = commit.record.content.seq;
+    if commit.writes.erased == Some(ErasedPayloads::All) {
+        // They may be long: `erase` deletes them.
+        return Ok(());
+    }
     for write in &commit.writes.state {
         match write {
-            StateWrite::Put(key, packed) => put_state(conn, pk, key, seq, packed)?,
+            StateWrite::Put { key, bytes, packed } => {
+                let (bytes, revision) = (*bytes, seq);
+                put_state(conn, pk, key, KeyVersion { bytes, revision }, packed)?;
+            }
             StateWrite::Delete(key) => {
                 let sql = "DELETE FROM state WHERE session = ?1 AND key = ?2";
                 run(conn, sql, (pk, key.as_str()))?;
             }
-            StateWrite::Restore(key, from) => {
+            StateWrite::Restore { key, bytes, from } => {
+                let (bytes, revision) = (*bytes, seq);
+                // Only if it was not found before, on a reading thread.
                 let packed = read::packed_state_at(conn, commit.session(), key, *from)?
                     .ok_or_else(|| damaged(format!("`{key}` at revision {from}"), "no value"))?;
-                put_state(conn, pk, key, seq, &packed)?;
+                put_state(conn, pk, key, KeyVersion { bytes, revision }, &packed)?;
             }
         }
     }
@@ -737,14 +759,16 @@ pub(super) fn put_state(
     conn: &Connection,
     pk: i64,
     key: &StateKey,
-    version: u64,
+    version: KeyVersion,
     packed: &[u8],
 ) -> Result<(), StoreError> {
+    let KeyVersion { bytes, revision } = version;
     run(
         conn,
-        "INSERT INTO state VALUES(?1, ?2, ?3, ?4)
-         ON CONFLICT(session, key) DO UPDATE SET version = excluded.version, value = excluded.value",
-        (pk, key.as_str(), to_sql(version), packed),
+        "INSERT INTO state VALUES(?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT(session, key) DO UPDATE SET version = excluded.version,
+         bytes = excluded.bytes, value = excluded.value",
+        (pk, key.as_str(), to_sql(revision), bytes, packed),
     )
     .map(drop)
 }

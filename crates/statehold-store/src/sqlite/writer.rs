@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
@@ -32,6 +32,9 @@ const GROUP_MAX: usize = 512;
 /// Bytes of records and payloads between two checkpoints of the log. A page that many commits change is
 /// written to the file once per checkpoint, and each checkpoint waits for the disk.
 const CHECKPOINT_BYTES: u64 = 8 * 1024 * 1024;
+
+/// How long a statement waits for another process that looks at the file.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Reply = oneshot::Sender<Result<Written, StoreError>>;
 /// Work for the writing connection, or the error that the writer has stopped. It answers its caller
@@ -91,6 +94,7 @@ impl Writer {
             tail,
             times,
             damage: Arc::clone(&damage),
+            is_log_to_empty: false,
             stopped: false,
         };
         let thread = std::thread::Builder::new()
@@ -222,6 +226,8 @@ struct Group {
     tail: Arc<Tail>,
     times: Arc<CommitTimes>,
     damage: Arc<DamageLog>,
+    /// Whether the log still has bytes that were removed, because readers used it when it was to be emptied.
+    is_log_to_empty: bool,
     stopped: bool,
 }
 
@@ -235,6 +241,10 @@ impl Group {
                     Job::Commit(queued) => commits.push(queued),
                     Job::Run(task) => {
                         self.commit_group(&mut commits);
+                        if self.is_log_to_empty && !self.stopped {
+                            // On a full disk a later task tries it again; another failure stops the writer.
+                            drop(self.empty_log());
+                        }
                         let conn = if self.stopped {
                             Err(StoreError::Stopped)
                         } else {
@@ -470,22 +480,38 @@ impl Group {
         }
     }
 
+    /// Folds the log and empties it, without waiting for readers: while one uses the log, it is emptied before a later
+    /// task instead. Commits wait for this thread.
     fn empty_log(&mut self) -> Result<(), StoreError> {
         if self.stopped {
             return Err(StoreError::Stopped);
         }
         self.unfolded_bytes = 0;
         let folded = self
-            .conn
-            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+            .without_waiting(|conn| {
+                conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
+            })
             .map_err(corrupt_or_unavailable("folding the log"));
-        match folded {
-            Ok(()) | Err(StoreError::Full) => folded,
+        self.is_log_to_empty = !matches!(folded, Ok(false));
+        match folded.map(|_is_used: bool| ()) {
+            Ok(()) => Ok(()),
+            Err(StoreError::Full) => Err(StoreError::Full),
             Err(error) => {
                 self.stop(&error);
                 Err(StoreError::Stopped)
             }
         }
+    }
+
+    /// Runs a statement that fails at once where it would wait for another connection.
+    fn without_waiting<T>(
+        &self,
+        run: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        self.conn.busy_timeout(Duration::ZERO)?;
+        let done = run(&self.conn);
+        self.conn.busy_timeout(BUSY_TIMEOUT)?;
+        done
     }
 
     fn stop(&mut self, error: &StoreError) {

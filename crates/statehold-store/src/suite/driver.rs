@@ -345,6 +345,7 @@ impl Driver {
         fork.diverge(n);
         let command = Command::Fork {
             session: fixture::session(n),
+            through: Some(self.session()),
         };
         fork.ok(&fork.client(), command).await;
         fork

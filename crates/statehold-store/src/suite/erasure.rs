@@ -490,6 +490,63 @@ pub(super) async fn a_fork_begins_without_what_was_removed_from_its_origin(store
     }
 }
 
+pub(super) async fn a_fork_of_a_fork_has_nothing_that_either_of_them_removed(
+    store: Arc<dyn Store>,
+) {
+    for (n, is_expired) in [(100, false), (200, true)] {
+        let driver = told(&store, n).await;
+        let until = driver.state.revision;
+        let mut middle = driver.fork(n + 1, until).await;
+        whisper(&mut middle, 1).await;
+        let mut inner = middle.fork(n + 2, middle.state.revision).await;
+        let before = inner.fork(n + 3, until).await;
+        if is_expired {
+            middle.live_for(Some((TtlMode::Fixed, 5_000))).await;
+            middle.expire().await;
+        } else {
+            middle.keep_hidden_for(5_000).await;
+            middle.erase_hidden().await;
+        }
+        let mut next = n + 10;
+        for _ in 0..2 {
+            // What the middle one shares with the first is gone for its forks, though the first has it.
+            require_forks_without_hidden(&middle, &mut next, &[3, 8, until]).await;
+            erase(&store, 1).await;
+            assert_eq!(left(&driver).await, ever(&driver), "the first has all");
+            assert_eq!(left(&inner).await, ever(&inner), "and an earlier fork");
+        }
+        next += 2;
+        let through = inner.fork(next, until).await;
+        assert_eq!(left(&through).await, ever(&through), "nothing was removed");
+        inner.keep_hidden_for(5_000).await;
+        inner.erase_hidden().await;
+        let own = until + 2;
+        for _ in 0..2 {
+            require_forks_without_hidden(&inner, &mut next, &[3, until, own]).await;
+            erase(&store, 1).await;
+        }
+        for driver in [&driver, &before, &through] {
+            assert_eq!(left(driver).await, ever(driver), "earlier ones have all");
+        }
+    }
+}
+
+/// Forks a session at some revisions, and each fork again, and finds no hidden payload in any.
+async fn require_forks_without_hidden(driver: &Driver, next: &mut u64, places: &[u64]) {
+    for at in places {
+        *next += 2;
+        let mut late = driver.fork(*next, *at).await;
+        assert_eq!(hidden_shown(&late).await, texts(&[]), "at {at}");
+        whisper(&mut late, 3).await;
+        let again = late.fork(*next + 1, *at).await;
+        assert_eq!(hidden_shown(&again).await, texts(&[]), "again at {at}");
+        let own = texts(&["hidden whisper 3", "hidden state 3"]);
+        assert_eq!(hidden_shown(&late).await, own);
+        require_records(&late).await;
+        require_records(&again).await;
+    }
+}
+
 pub(super) async fn a_fork_keeps_what_its_origin_removes_after_it_and_no_more(
     store: Arc<dyn Store>,
 ) {
@@ -742,6 +799,7 @@ pub(super) async fn a_deleted_session_cannot_be_forked(store: Arc<dyn Store>) {
         fork.diverge(n);
         let command = Command::Fork {
             session: session(n),
+            through: None,
         };
         let refused = fork.send(&fork.client(), command).await;
         assert!(

@@ -220,7 +220,13 @@ pub(super) async fn forks_of_forks_end_at_a_limit(store: Arc<dyn Store>) {
     refused.diverge(200);
     let (client, fork) = (refused.client(), session(200));
     let error = refused
-        .refused(&client, Command::Fork { session: fork })
+        .refused(
+            &client,
+            Command::Fork {
+                session: fork,
+                through: None,
+            },
+        )
         .await;
     assert!(matches!(error, StoreError::ForkTooDeep), "{error:?}");
     assert_eq!(store.load(fork).await.expect(HEALTHY), None);
@@ -370,6 +376,7 @@ pub(super) async fn a_fork_begins_once_and_from_a_revision_that_was(store: Arc<d
         again.diverge(9);
         let command = Command::Fork {
             session: session(taken),
+            through: None,
         };
         let refused = again.refused(&again.client(), command).await;
         assert!(
@@ -380,6 +387,7 @@ pub(super) async fn a_fork_begins_once_and_from_a_revision_that_was(store: Arc<d
     let mut wrong = driver.at(9);
     let command = Command::Fork {
         session: session(4),
+        through: None,
     };
     let record = wrong.record(&wrong.client(), command).await;
     let mut forged = record.content.clone();

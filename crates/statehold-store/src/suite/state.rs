@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use statehold_core::command::Command;
+use statehold_core::session::KeyVersion;
 
 use super::HEALTHY;
 use super::driver::Driver;
@@ -52,8 +53,9 @@ pub(super) async fn session_values_have_the_revision_that_wrote_them(store: Arc<
         .await
         .expect(HEALTHY)
         .expect("it is there");
-    let versions: BTreeMap<_, _> = [(key("a"), 4), (key("b"), 2)].into();
-    assert_eq!(*loaded.keys, versions);
+    let known = |revision, bytes| KeyVersion { bytes, revision };
+    let versions = [(key("a"), known(4, 4)), (key("b"), known(2, 16))];
+    assert_eq!(*loaded.keys, BTreeMap::from(versions));
 }
 
 pub(super) async fn removed_values_are_gone(store: Arc<dyn Store>) {

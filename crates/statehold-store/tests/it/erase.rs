@@ -2,13 +2,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use statehold_core::command::{Command, StatePatch};
 use statehold_core::session::TtlMode;
-use statehold_store::sqlite::{FILE_NAME, SqliteOptions, SqliteStore};
+use statehold_store::sqlite::{FILE_NAME, Meter, SqliteOptions, SqliteStore};
 use statehold_store::suite::driver::{Driver, block_on};
 use statehold_store::suite::fixture;
-use statehold_store::{PageLimit, Store, StoreError};
+use statehold_store::{KeyRange, PageLimit, Store, StoreError};
 
 const TURNS: usize = 30;
 
@@ -307,6 +308,209 @@ fn many_damaged_sessions_stop_no_other_erasure() {
     assert_eq!(known, DAMAGED as usize, "each is known");
 }
 
+async fn erase_all(store: &Arc<dyn Store>) {
+    while store.erase_some(STEP).await.expect("the store erases") {}
+}
+
+fn metered(directory: &Path) -> (Arc<dyn Store>, Arc<Meter>) {
+    let meter = Arc::<Meter>::default();
+    let options = SqliteOptions {
+        meter: Some(Arc::clone(&meter)),
+        ..SqliteOptions::default()
+    };
+    let store = SqliteStore::open(directory, options).expect("the store opens");
+    (Arc::new(store), meter)
+}
+
+/// Text of so many bytes that no compression makes shorter.
+fn odd_text(seed: usize, bytes: usize) -> String {
+    let mut odd = u32::try_from(seed).expect("a few");
+    let letters = (0..bytes).map(|_| {
+        odd = odd.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b'0' + odd.to_be_bytes()[0] % 64).to_ascii_lowercase()
+    });
+    letters.filter(char::is_ascii_alphanumeric).collect()
+}
+
+#[test]
+fn values_and_private_states_of_a_deleted_session_are_gone_at_once_and_removed_in_steps() {
+    const VALUES: usize = 20;
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    let file = || rusqlite::Connection::open(directory.path().join(FILE_NAME)).expect("it opens");
+    let file = file();
+    let left = || -> (usize, u64) {
+        let sql = "SELECT count(*), coalesce(sum(length(value)), 0) FROM
+                   (SELECT value FROM state UNION ALL SELECT value FROM task_state)";
+        let columns = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
+        let (rows, bytes) = file.query_row(sql, [], columns).expect("sums");
+        (usize::try_from(rows).expect("rows"), bytes.unsigned_abs())
+    };
+    block_on(async {
+        let mut driver = Driver::begin(&store, 1).await;
+        driver.run("planner", 600_000).await;
+        let remember = driver.remember(1, &odd_text(99, 400_000));
+        driver.by_worker(remember).await;
+        for n in 0..VALUES {
+            let value = format!("\"{}\"", odd_text(n + 1, 400_000));
+            driver.put(&[(&format!("key-{n}"), &value)]).await;
+        }
+        let before = left();
+        assert_eq!(before.0, VALUES + 1);
+        assert!(before.1 > 4 << 20, "{} bytes", before.1);
+        let task = driver.tasks[0];
+        driver.delete_session().await;
+        assert_eq!(left(), before, "the commit removes none of them");
+        let state = store.state(
+            driver.session(),
+            KeyRange::default(),
+            PageLimit::entries(100),
+        );
+        assert!(state.await.expect("a page").values.is_empty());
+        for n in 0..VALUES {
+            let key = fixture::key(&format!("key-{n}"));
+            let value = store.state_value(driver.session(), key).await;
+            assert_eq!(value.expect("it is read"), None);
+        }
+        assert_eq!(store.task_state(task).await.expect("it is read"), None);
+        let loaded = store.load(driver.session()).await.expect("it is read");
+        assert_eq!(loaded.as_ref(), Some(&driver.state));
+        let mut known = before;
+        while store.erase_some(STEP).await.expect("the store erases") {
+            let now = left();
+            assert!(known.1 - now.1 <= STEP.bytes, "{} bytes", known.1 - now.1);
+            known = now;
+        }
+        assert_eq!(left(), (0, 0));
+    });
+    drop((store, file));
+    let report = SqliteStore::check(directory.path(), &mut |_, _| {});
+    assert_eq!(report.expect("the file opens").problems, []);
+}
+
+#[test]
+fn a_store_that_stopped_before_it_removed_values_is_sound_and_goes_on() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    block_on(async {
+        let mut driver = tell(&store, 1, "quixotic").await;
+        driver.delete_session().await;
+        let mut expired = tell(&store, 2, "zephyr").await;
+        expired.live_for(Some((TtlMode::Fixed, 5_000))).await;
+        expired.expire().await;
+    });
+    drop(store);
+    let report = SqliteStore::check(directory.path(), &mut |_, _| {});
+    assert_eq!(report.expect("the file opens").problems, []);
+    let store = open(directory.path());
+    block_on(erase_all(&store));
+    drop(store);
+    assert_eq!(count(directory.path(), "quixotic"), 0);
+    assert_eq!(count(directory.path(), "zephyr private"), 0);
+    let report = SqliteStore::check(directory.path(), &mut |_, _| {});
+    assert_eq!(report.expect("the file opens").problems, []);
+}
+
+#[test]
+fn a_rewind_costs_the_writer_what_writing_the_values_costs() {
+    const KEYS: usize = 200;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (store, meter) = metered(directory.path());
+    block_on(async {
+        let mut driver = Driver::begin(&store, 1).await;
+        let names: Vec<String> = (0..KEYS).map(|n| format!("key-{n}")).collect();
+        for name in &names {
+            driver.put(&[(name, "\"first\"")]).await;
+        }
+        let to = driver.state.revision;
+        let all: Vec<_> = names
+            .iter()
+            .map(|name| (name.as_str(), "\"second\""))
+            .collect();
+        let steps = || meter.steps.load(Ordering::Relaxed);
+        let before = steps();
+        driver.put(&all).await;
+        let put = steps() - before;
+        driver.turn("planner").await;
+        let before = steps();
+        driver.ok(&driver.client(), Command::Rewind { to }).await;
+        let rewound = steps() - before;
+        assert!(rewound < 2 * put, "{put} steps, then {rewound}");
+        let key = fixture::key("key-7");
+        let value = store.state_value(driver.session(), key).await;
+        let value = value.expect("it is read").expect("a value");
+        assert_eq!(value.value, b"\"first\"");
+    });
+}
+
+#[test]
+fn a_removal_in_a_fork_costs_what_it_removes_however_long_its_origin_is() {
+    let steps = [40, 400].map(|turns| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (store, meter) = metered(directory.path());
+        block_on(async {
+            let mut driver = Driver::begin(&store, 1).await;
+            driver.keep_hidden_for(5_000).await;
+            for _ in 0..turns {
+                say(&mut driver, "quixotic").await;
+            }
+            driver.erase_hidden().await;
+            erase_all(&store).await;
+            say(&mut driver, "zephyr").await;
+            let mut fork = driver.fork(2, driver.state.revision).await;
+            driver.erase_hidden().await;
+            erase_all(&store).await;
+            written_steps_of_two_removals(&store, &meter, &mut fork).await
+        })
+    });
+    let [few, many] = steps;
+    for (few, many) in few.into_iter().zip(many) {
+        assert!(many < few + few / 2, "{few} steps, then {many}");
+    }
+}
+
+/// The steps of the first removal of a fork, which has something that its origin had to keep, and of the next.
+async fn written_steps_of_two_removals(
+    store: &Arc<dyn Store>,
+    meter: &Meter,
+    fork: &mut Driver,
+) -> [u64; 2] {
+    let mut steps = [0, 0];
+    for steps in &mut steps {
+        say(fork, "walrus").await;
+        let before = meter.steps.load(Ordering::Relaxed);
+        fork.erase_hidden().await;
+        erase_all(store).await;
+        *steps = meter.steps.load(Ordering::Relaxed) - before;
+    }
+    steps
+}
+
+#[test]
+fn rows_that_are_removed_do_not_cost_more_for_each_fork() {
+    let steps = [1, 60].map(|forks| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (store, meter) = metered(directory.path());
+        block_on(async {
+            let mut driver = Driver::begin(&store, 1).await;
+            driver.keep_hidden_for(5_000).await;
+            let first = driver.state.revision;
+            for _ in 0..200 {
+                say(&mut driver, "quixotic").await;
+            }
+            for n in 0..forks {
+                driver.fork(2 + n, first).await;
+            }
+            let before = meter.steps.load(Ordering::Relaxed);
+            driver.erase_hidden().await;
+            erase_all(&store).await;
+            meter.steps.load(Ordering::Relaxed) - before
+        })
+    });
+    let [one, many] = steps;
+    assert!(many < one + one / 2, "{one} steps, then {many}");
+}
+
 /// The steps in which the payloads of a session are erased.
 struct Steps {
     count: usize,
@@ -382,6 +586,33 @@ fn each_step_of_erasing_is_bounded_in_bytes() {
     // Erased pages are folded as erasing goes on, so that the last step does not fold all of them.
     let log_most = steps.log_most;
     assert!(log_most < 10 << 20, "{log_most} bytes of log");
+}
+
+#[test]
+fn a_log_that_a_reader_uses_is_emptied_once_the_reader_has_ended() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = open(directory.path());
+    let log = directory.path().join(format!("{FILE_NAME}-wal"));
+    let length = || std::fs::metadata(&log).map_or(0, |log| log.len());
+    block_on(async {
+        let mut driver = tell(&store, 1, "quixotic").await;
+        let reader = rusqlite::Connection::open(directory.path().join(FILE_NAME));
+        let mut reader = reader.expect("it opens");
+        let snapshot = reader.transaction().expect("a transaction");
+        let sql = "SELECT count(*) FROM log";
+        let rows: i64 = snapshot
+            .query_row(sql, [], |row| row.get(0))
+            .expect("a count");
+        assert!(rows > 0);
+        driver.delete_session().await;
+        erase_all(&store).await;
+        assert!(length() > 0, "the reader sees the file as it was");
+        drop(snapshot);
+        drop(reader);
+        erase_all(&store).await;
+        assert_eq!(length(), 0, "it is emptied without a further removal");
+    });
+    assert_eq!(count(directory.path(), "quixotic"), 0);
 }
 
 #[test]

@@ -352,8 +352,15 @@ impl Author {
         let mut fork = Self::new(n);
         let session = fork.session();
         fork.client.state = origin.expect("the revision is in the past");
-        fork.own(store, &Command::Fork { session }, fixtures::client())
-            .await;
+        fork.own(
+            store,
+            &Command::Fork {
+                session,
+                through: None,
+            },
+            fixtures::client(),
+        )
+        .await;
         fork
     }
 }

@@ -43,7 +43,8 @@ fn a_fork_goes_on_with_the_chain_and_the_numbers() {
         Event::SessionForked {
             session: session(2),
             origin: session(1),
-            at: 2
+            at: 2,
+            through: None,
         }
     );
     turn(&mut copy);
@@ -109,8 +110,8 @@ fn a_fork_can_begin_before_things_happened() {
     w.ok(put("topic", "b"));
     let copy = w.fork_at(2);
     copy.check("");
-    assert_eq!(copy.state.keys.get(&key("topic")), Some(&2));
-    assert_eq!(w.state.keys.get(&key("topic")), Some(&4));
+    assert_eq!(copy.state.version_of(&key("topic")), 2);
+    assert_eq!(w.state.version_of(&key("topic")), 4);
 }
 
 #[test]
@@ -118,8 +119,32 @@ fn a_session_is_no_copy_of_itself() {
     let mut w = new_session();
     let command = Command::Fork {
         session: session(1),
+        through: None,
     };
     assert_eq!(w.no(command), Rejection::SessionExists);
+    let command = Command::Fork {
+        session: session(2),
+        through: Some(session(2)),
+    };
+    assert_eq!(w.no(command), Rejection::SessionExists);
+}
+
+#[test]
+fn a_fork_names_the_fork_that_it_was_asked_of_and_the_origin_only_once() {
+    for (through, named) in [
+        (None, None),
+        (Some(session(1)), None),
+        (Some(session(3)), Some(session(3))),
+    ] {
+        let mut w = new_session();
+        let session = session(2);
+        w.ok(Command::Fork { session, through });
+        let record = w.records.last().expect("the fork is a record");
+        assert!(matches!(
+            record.content.events[0],
+            Event::SessionForked { through, .. } if through == named
+        ));
+    }
 }
 
 #[test]
@@ -217,6 +242,7 @@ fn a_rewind_restores_deletes_and_leaves_keys() {
     w.ok(Command::PutState { patch, by: None });
     w.ok(rewind(4));
     let restored = |name, from| Event::StateRestored {
+        bytes: body("a").bytes,
         key: key(name),
         from,
     };
@@ -242,7 +268,7 @@ fn a_rewind_restores_deletes_and_leaves_keys() {
         .state
         .keys
         .iter()
-        .map(|(key, version)| (key.as_str(), *version))
+        .map(|(key, version)| (key.as_str(), version.revision))
         .collect();
     assert_eq!(versions, [("changed", 8), ("kept", 2), ("removed", 8)]);
 }
@@ -281,6 +307,7 @@ fn a_rewind_can_be_rewound() {
     w.ok(rewind(2));
     w.ok(rewind(3));
     let back = Event::StateRestored {
+        bytes: body("b").bytes,
         key: key("topic"),
         from: 3,
     };

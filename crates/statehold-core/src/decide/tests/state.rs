@@ -40,7 +40,7 @@ fn put(patch: StatePatch) -> Command {
 }
 
 fn version(w: &World, name: &str) -> Option<u64> {
-    w.state.keys.get(&key(name)).copied()
+    w.state.keys.get(&key(name)).map(|known| known.revision)
 }
 
 fn conflict(name: &str, expected: u64, found: u64) -> Rejection {
@@ -49,6 +49,51 @@ fn conflict(name: &str, expected: u64, found: u64) -> Rejection {
         expected,
         found,
     }
+}
+
+#[test]
+fn the_values_of_a_session_have_a_limit_together_however_they_are_written() {
+    let max = limits::SESSION_STATE_BYTES_MAX;
+    let long = |name: &str, bytes: u64| {
+        let mut patch = set(name, "a");
+        patch.set[0].value.bytes = u32::try_from(bytes).expect("a length");
+        patch
+    };
+    let too_large = |bytes| Rejection::StateTooLarge { bytes, max };
+    let mut w = new_session();
+    w.ok(put(long("one", max / 2)));
+    w.ok(put(long("two", max / 2)));
+    assert_eq!(w.state.state_bytes(), max);
+    assert_eq!(w.no(put(long("three", 1))), too_large(max + 1));
+    assert_eq!(w.no(put(long("two", max / 2 + 1))), too_large(max + 1));
+    let mut moved = long("three", max / 2);
+    moved.delete.push(key("two"));
+    w.ok(put(moved));
+    w.ok(put(long("three", 1)));
+    w.ok(put(long("two", max / 2 - 1)));
+    let full = w.state.revision;
+    w.ok(put(long("two", 1)));
+    w.ok(Command::Rewind { to: full });
+    assert_eq!(
+        w.state.state_bytes(),
+        max,
+        "a rewind counts what it restores"
+    );
+    assert_eq!(w.no(put(long("four", 1))), too_large(max + 1));
+    let copy = w.fork_at(usize::try_from(full).expect("a few"));
+    assert_eq!(copy.state.state_bytes(), max, "and a fork what it copies");
+}
+
+#[test]
+fn a_state_that_is_too_long_already_may_shrink() {
+    let max = limits::SESSION_STATE_BYTES_MAX;
+    let mut w = new_session();
+    w.ok(put(set("one", "a")));
+    let keys = std::sync::Arc::make_mut(&mut w.state.keys);
+    let known = keys.get_mut(&key("one")).expect("it was written");
+    known.bytes = u32::try_from(2 * max).expect("a length");
+    w.ok(put(set("one", "b")));
+    assert!(w.state.state_bytes() < max);
 }
 
 #[test]

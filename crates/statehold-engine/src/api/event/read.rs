@@ -355,7 +355,7 @@ pub async fn values_before(
     let then = then.ok_or(EngineError::NotFound)?.keys;
     let places = keys.into_iter().filter_map(|key| {
         let key = StateKey::lenient(&key).ok()?;
-        let version = then.get(&key).copied()?;
+        let version = then.get(&key)?.revision;
         Some((key, version))
     });
     let places: Vec<(StateKey, u64)> = places.collect();

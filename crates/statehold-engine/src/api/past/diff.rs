@@ -184,7 +184,7 @@ async fn changes_in(
     let mut every = Vec::with_capacity(writes.len());
     for (key, after, blame) in &writes {
         let known = versions.get(key).copied();
-        let before = known.unwrap_or_else(|| then.get(*key).copied());
+        let before = known.unwrap_or_else(|| then.get(*key).map(|then| then.revision));
         versions.insert(key, *after);
         every.push(KeyChange {
             key: (*key).clone(),
@@ -216,7 +216,7 @@ fn writes_of(content: &RecordContent) -> impl Iterator<Item = (&StateKey, Option
             Some((key, Some(content.seq), blame(*request, None)))
         }
         Event::StateDeleted { key, request } => Some((key, None, blame(*request, None))),
-        Event::StateRestored { key, from } => {
+        Event::StateRestored { key, from, .. } => {
             Some((key, Some(content.seq), blame(None, Some(*from))))
         }
         _ => None,

@@ -67,7 +67,7 @@ pub async fn fork(
         })
     };
     SessionWrite::new(engine, &call, session)
-        .commit_fork(state, view)
+        .commit_fork(origin, state, view)
         .await
 }
 
@@ -140,7 +140,7 @@ pub(crate) async fn fork_to_start(
         authority: Authority::Starter,
         ..SessionWrite::new(engine, &call, session)
     };
-    let forked = write.commit_fork(state, |made| Some(made.record.content.session));
+    let forked = write.commit_fork(origin, state, |made| Some(made.record.content.session));
     Ok(forked.await?.view)
 }
 

@@ -1,7 +1,5 @@
 //! Turns the steps of a script into commands, as the world is at that moment.
 
-use std::collections::BTreeMap;
-
 use statehold_core::command::{
     Command, Fenced, Output, RecordTurn, StartRequest, StateAppend, StatePatch, StateSet,
 };
@@ -100,7 +98,8 @@ impl Author<'_> {
             Act::Fork => {
                 let n = if self.dice.odd(8) { 1 } else { 2 };
                 let session = fixtures::session(n);
-                Some((Command::Fork { session }, fixtures::client()))
+                let through = self.dice.odd(2).then(|| fixtures::session(3));
+                Some((Command::Fork { session, through }, fixtures::client()))
             }
             Act::Resend => return self.resend(),
             Act::Heartbeat | Act::Restart | Act::Dive => {
@@ -842,8 +841,8 @@ impl Author<'_> {
         }
         if self.dice.odd(3) {
             let key = self.key();
-            let now: BTreeMap<StateKey, u64> = self.world.keys_at(self.world.revision);
-            let version = now.get(&key).copied().unwrap_or(0);
+            let now = self.world.keys_at(self.world.revision);
+            let version = now.get(&key).map_or(0, |known| known.revision);
             let version = if self.dice.odd(5) {
                 version + 1
             } else {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::Connection;
 use serde_json::Value;
-use statehold_core::ids::{RequestId, TaskId};
+use statehold_core::ids::{RequestId, SessionId, TaskId};
 use statehold_core::merge::merge;
 use statehold_core::record::{Change, ErasedPayloads, Event, Record, RecordContent};
 use statehold_core::scope::{MergePolicy, StateKey};
@@ -265,10 +265,14 @@ impl Pass {
                         self.names.insert(pk, (None, None));
                     }
                 }
-                Event::SessionForked { .. } => {
-                    // A fork begins without the payloads that were removed from its origin before.
-                    let origin = self.sessions[&pk].origin;
-                    let erased = self.erased.get(&origin).map(|erased| row.prev.min(*erased));
+                Event::SessionForked { through, .. } => {
+                    // A fork begins without the payloads that were removed before from the sessions it copies.
+                    let mut copied = vec![self.sessions[&pk].origin];
+                    if let Some(through) = through {
+                        copied.extend(self.copied_through(conn, row, *through)?);
+                    }
+                    let erased = copied.iter().filter_map(|copied| self.erased.get(copied));
+                    let erased = erased.map(|erased| row.prev.min(*erased)).max();
                     self.erased.extend(erased.map(|erased| (pk, erased)));
                 }
                 Event::SessionClosed => {
@@ -321,6 +325,27 @@ impl Pass {
             }
         }
         Ok(())
+    }
+
+    /// The fork that another fork was copied through, which must share the row before that one began.
+    fn copied_through(
+        &mut self,
+        conn: &Connection,
+        row: &LogRow,
+        through: SessionId,
+    ) -> Result<Option<i64>, StoreError> {
+        let found = log::session_row(conn, through)?;
+        let found = found.filter(|found| found.pk != row.session && row.seq <= found.revision + 1);
+        let shared = match &found {
+            Some(found) => Some(log::seek(conn, found, row.seq - 1)?.id),
+            None => None,
+        };
+        if shared != Some(row.prev) {
+            let what = "was copied through a session that does not share its history";
+            self.wrong(format!("log row {}", row.id), what);
+            return Ok(None);
+        }
+        Ok(found.map(|found| found.pk))
     }
 
     /// A payload that is stored elsewhere must have the same digest there. That its bytes are there was seen
@@ -513,7 +538,10 @@ impl Pass {
     }
 
     fn compare_private(&mut self, conn: &KeyedConnection<'_>) -> Result<(), StoreError> {
-        let sql = "SELECT count(*) FROM task_state";
+        // Rows that a removal has taken stay until it comes to them.
+        let sql = "SELECT count(*) FROM task_state WHERE NOT EXISTS(
+                   SELECT 1 FROM session JOIN erasure ON erasure.session = session.pk
+                   WHERE session.pk = task_state.session AND task_state.log <= session.erased_log)";
         let found: Option<i64> = read::first(conn, sql, [], |row| row.get(0))?;
         if found.and_then(|found| usize::try_from(found).ok()) != Some(self.private.len()) {
             self.wrong(

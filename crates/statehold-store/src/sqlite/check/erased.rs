@@ -1,5 +1,7 @@
 //! Payloads that are missing without a recorded erasure, and payloads that remain despite one.
 
+use std::ops::RangeInclusive;
+
 use rusqlite::Connection;
 use statehold_core::record::{ErasedPayloads, Event};
 use statehold_core::session::SessionState;
@@ -93,17 +95,17 @@ impl ErasureCheck {
         let pending: Option<(String, i64, i64)> = read::first(conn, sql, [row.pk], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?))
         })?;
-        let mut until = 0;
+        let mut pending_seqs = 0..=0;
         if let Some((payloads, at, floor)) = pending {
             rows.add("erasure", 1);
-            if floor != 0 && !is_erasure(conn, row, floor) {
-                let place = format!("the row of session {} in `erasure`", row.id);
-                let what = "ends at a record that removed nothing";
-                report.add(Problem::projection(place, what).in_session(row.id));
-            }
+            let floor = match floor {
+                0 => None,
+                floor => Some(log::row(conn, floor)?),
+            };
             let at = log::row(conn, at)?;
-            until = at.seq;
-            if at.session != row.pk {
+            let last = floor.as_ref().map_or(0, |floor| floor.seq);
+            pending_seqs = last + 1..=at.seq;
+            if at.session != row.pk || floor.is_some_and(|floor| floor.session != row.pk) {
                 let place = format!("the row of session {} in `erasure`", row.id);
                 let what = "goes on in another session";
                 report.add(Problem::projection(place, what).in_session(row.id));
@@ -114,47 +116,30 @@ impl ErasureCheck {
                 report.add(Problem::projection(place, what).in_session(row.id));
             }
         }
-        if let Some(left) = self.left_behind(conn, row, until)? {
+        if let Some(left) = self.left_behind(conn, row, &pending_seqs)? {
             let what = "was removed, but is still there";
             report.add(bad_payload(row.id, left, what));
         }
         Ok(())
     }
 
-    /// The newest record after `until` that has a payload which was removed, and which no other session needs.
+    /// The newest record that has a payload which was removed, is not going to be, and which no other session needs.
     fn left_behind(
         &self,
         conn: &Connection,
         session: &SessionRow,
-        until: u64,
+        pending: &RangeInclusive<u64>,
     ) -> Result<Option<u64>, StoreError> {
+        let forks = erase::Forks::read(conn, session.pk)?;
         if self.removed == Some(ErasedPayloads::All)
-            && self.visible_left > until.max(erase::shared_until(conn, session.pk)?)
+            && !pending.contains(&self.visible_left)
+            && self.visible_left > forks.shared_until()
         {
             return Ok(Some(self.visible_left));
         }
-        let mut needed_after = i64::MAX;
         let left = self.hidden_left.iter().rev();
-        for (row, seq) in left.take_while(|(_, seq)| *seq > until) {
-            if *row > needed_after {
-                continue;
-            }
-            match erase::needed_after(conn, session.pk, (*row, *seq))? {
-                Some(after) => needed_after = after,
-                None => return Ok(Some(*seq)),
-            }
-        }
-        Ok(None)
+        let mut left = left.filter(|(_, seq)| !pending.contains(seq));
+        let is_free = |(row, seq): &&(i64, u64)| forks.needed_after(*row, *seq).is_none();
+        Ok(left.find(is_free).map(|(_, seq)| *seq))
     }
-}
-
-/// Whether a log row is a record of this session that removed payloads.
-fn is_erasure(conn: &Connection, session: &SessionRow, row: i64) -> bool {
-    let found = log::row(conn, row).ok();
-    let found = found.filter(|found| found.session == session.pk);
-    let record = found.and_then(|found| found.record().ok());
-    let mut events = record
-        .iter()
-        .flat_map(|record| record.content.events.iter());
-    events.any(|event| matches!(event, Event::PayloadsErased { .. }))
 }

@@ -208,6 +208,7 @@ CREATE TABLE state(
   session INTEGER NOT NULL,
   key TEXT NOT NULL,
   version INTEGER NOT NULL,
+  bytes INTEGER NOT NULL,
   value BLOB NOT NULL,
   PRIMARY KEY (session, key)
 );

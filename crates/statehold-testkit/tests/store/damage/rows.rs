@@ -136,11 +136,11 @@ const CHANGES: &[(&str, &[&str])] = &[
     ("UPDATE state SET version = version - 1 WHERE key = 'lap'", &["{0}"]),
     ("DELETE FROM state WHERE key = 'lap'", &["{0}"]),
     (
-        "INSERT INTO state SELECT session, 'more', version, value FROM state WHERE key = 'lap'",
+        "INSERT INTO state SELECT session, 'more', version, bytes, value FROM state WHERE key = 'lap'",
         &["{0}"],
     ),
     (
-        "INSERT INTO state SELECT 99, key, version, value FROM state WHERE key = 'lap'",
+        "INSERT INTO state SELECT 99, key, version, bytes, value FROM state WHERE key = 'lap'",
         &["table `state`"],
     ),
     (

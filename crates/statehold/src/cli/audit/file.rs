@@ -119,12 +119,11 @@ pub(super) fn read_export(
 /// Whether a record continues the chain of another session.
 fn is_fork(record: &Record, before: SessionId) -> bool {
     let content = &record.content;
-    let forked = Event::SessionForked {
-        session: content.session,
-        origin: before,
-        at: content.seq - 1,
-    };
-    content.events.first() == Some(&forked)
+    matches!(
+        content.events.first(),
+        Some(Event::SessionForked { session, origin, at, .. })
+            if (*session, *origin, *at) == (content.session, before, content.seq - 1)
+    )
 }
 
 /// Verifies the lines of an export one by one.
