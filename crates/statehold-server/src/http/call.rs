@@ -21,7 +21,6 @@ use statehold_engine::{
     AnswerMemory, Call, Caller, Credential, Engine, EngineError, IdempotencyKey, KEY_PREFIX,
     OffsetClock, PageLimit, Shares, Swap,
 };
-use tokio::sync::Semaphore;
 
 use crate::chat::FailedCalls;
 use crate::http::body::{BodyOwner, PARSERS_MAX};
