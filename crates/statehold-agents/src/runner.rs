@@ -149,7 +149,7 @@ impl Runner {
             let known = shared.resources(name);
             let resources = known.clone().unwrap_or_else(|| shared.new_resources());
             if let Some(agent) = build_agent(spec, &book, (&shared.http, &tools), &resources)? {
-                let (spec, turns) = (Arc::clone(spec), Arc::clone(&resources.turns));
+                let (spec, turns) = (Arc::clone(spec), resources.turns.clone());
                 local_agents.insert(name.clone(), LocalAgent { spec, agent, turns });
                 if known.is_none() {
                     new.insert(name.clone(), resources);

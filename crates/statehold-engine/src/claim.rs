@@ -2,9 +2,10 @@
 
 mod room;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use statehold_core::command::{Command, Rejection};
 use statehold_core::ids::{ItemId, RequestId, SessionId};
 use statehold_core::limits::LEASE_MS;
@@ -23,6 +24,12 @@ use crate::guard::access::require_any;
 use crate::guard::credentials::{Credential, CredentialSource};
 use crate::guard::rights::Act;
 use crate::read::RequestDetail;
+use crate::shares::{Share, Shares};
+
+/// How many requests of a queue a worker with a pool of turns chooses from.
+const LONG_PAGE: usize = 1_024;
+/// How many requests of a queue one claim looks at. Further ones are claimed when these are.
+const QUEUE_MAX: usize = 8 * LONG_PAGE;
 
 /// A worker's claim.
 #[derive(Debug, Clone)]
@@ -62,6 +69,47 @@ pub struct ClaimedRequest {
     pub service_credential: Option<Credential>,
 }
 
+/// The turns that a claim takes for its requests before it claims them.
+struct TurnShares<'a> {
+    pool: &'a Shares,
+    taken: HashMap<RequestId, Share>,
+    /// Whether a request was left in the queue, because there was no turn for it.
+    is_short: bool,
+}
+
+impl TurnShares<'_> {
+    /// Takes a turn for a request.
+    fn take(&mut self, engine: &Engine, request: RequestId) -> bool {
+        match engine.take_turn(self.pool, request) {
+            Some(share) => {
+                self.taken.insert(request, share);
+                true
+            }
+            None => {
+                self.is_short = true;
+                false
+            }
+        }
+    }
+
+    /// Sorts requests so that keys get turns in turn: first those of the key that has the fewest, and of one key the
+    /// oldest first.
+    fn sort(&self, engine: &Engine, queue: &mut VecDeque<(SessionId, RequestId)>) {
+        let mut next = HashMap::new();
+        let ranked = queue.drain(..).map(|(session, request)| {
+            let party = engine.inner().starters.known_holder(request).in_turn();
+            let next = next
+                .entry(party)
+                .or_insert_with(|| self.pool.used_by(party));
+            *next += 1;
+            (*next, (session, request))
+        });
+        let mut ranked: Vec<_> = ranked.collect();
+        ranked.sort_by_key(|(rank, _)| *rank);
+        queue.extend(ranked.into_iter().map(|(_, place)| place));
+    }
+}
+
 /// The queue of an agent, read in pages.
 #[derive(Default)]
 struct QueuePages {
@@ -70,6 +118,8 @@ struct QueuePages {
     after: Option<RequestId>,
     /// Whether that was the last one.
     is_read: bool,
+    /// How many requests were read.
+    seen: usize,
 }
 
 /// Fails unless the caller's key is for this agent.
@@ -111,6 +161,35 @@ impl Engine {
         self.claim_in(caller, claim, None, enough).await
     }
 
+    /// Like [`Engine::claim_until`], for a worker with a pool of turns: each request takes its turn before it is claimed.
+    /// The keys behind the requests get turns in turn, however many of one wait. A request without a turn stays in the
+    /// queue, for others too.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::claim`].
+    pub async fn claim_turns(
+        &self,
+        caller: &Caller,
+        claim: &Claim,
+        turns: &Shares,
+        enough: impl Future<Output = ()>,
+    ) -> Result<Vec<(ClaimedRequest, Share)>, EngineError> {
+        let mut shares = TurnShares {
+            pool: turns,
+            taken: HashMap::new(),
+            is_short: false,
+        };
+        let claimed = self.claim_with(caller, claim, (None, Some(&mut shares)), enough);
+        let claimed = claimed.await?.into_iter();
+        let with_turns = claimed.filter_map(|one| {
+            let request = one.detail.request.live()?.id;
+            let share = shares.taken.remove(&request)?;
+            Some((one, share))
+        });
+        Ok(with_turns.collect())
+    }
+
     /// Like [`Engine::claim_until`]. With the memory for an answer, it claims only as many requests as fit one
     /// answer, one at least, and takes the memory for them first; decisions and children that do not fit are left
     /// out.
@@ -119,6 +198,16 @@ impl Engine {
         caller: &Caller,
         claim: &Claim,
         memory: Option<&dyn AnswerMemory>,
+        enough: impl Future<Output = ()>,
+    ) -> Result<Vec<ClaimedRequest>, EngineError> {
+        self.claim_with(caller, claim, (memory, None), enough).await
+    }
+
+    async fn claim_with(
+        &self,
+        caller: &Caller,
+        claim: &Claim,
+        (memory, mut turns): (Option<&dyn AnswerMemory>, Option<&mut TurnShares<'_>>),
         enough: impl Future<Output = ()>,
     ) -> Result<Vec<ClaimedRequest>, EngineError> {
         require_any(caller, &[Role::Worker])?;
@@ -135,15 +224,24 @@ impl Engine {
             // Subscribe before looking, so that no notification is missed.
             let mut news = std::pin::pin!(queue.notified());
             news.as_mut().enable();
+            let pool = turns.as_ref().map(|turns| turns.pool);
+            let given_back = OptionFuture::from(pool.map(Shares::given_back));
             let is_over = tokio::time::Instant::now() >= deadline;
-            match self.claim_now(caller, claim, memory).await {
+            let now = self.claim_now(caller, claim, memory, turns.as_deref_mut());
+            match now.await {
                 // Wait for a named request that may become claimable.
                 Err(EngineError::Rejected(Rejection::NotClaimable { .. })) if !is_over => {}
                 Ok(found) if found.is_empty() && !is_over => {}
                 other => return other,
             }
+            let is_short = turns.as_mut().is_some_and(|turns| {
+                // Other workers were faster.
+                turns.taken.clear();
+                turns.is_short
+            });
             tokio::select! {
                 () = news => {}
+                _ = given_back, if is_short => {}
                 () = tokio::time::sleep_until(deadline) => {}
                 () = &mut enough => return Ok(Vec::new()),
                 () = self.inner().stop.cancelled() => return Ok(Vec::new()),
@@ -156,8 +254,12 @@ impl Engine {
         caller: &Caller,
         claim: &Claim,
         memory: Option<&dyn AnswerMemory>,
+        mut turns: Option<&mut TurnShares<'_>>,
     ) -> Result<Vec<ClaimedRequest>, EngineError> {
         let store = &self.inner().store;
+        if let Some(turns) = &mut turns {
+            turns.is_short = false;
+        }
         if let Some(request) = claim.request {
             let session = store.session_of_request(request).await?;
             let session = session.ok_or(EngineError::NotFound)?;
@@ -176,7 +278,8 @@ impl Engine {
         let mut room = ClaimRoom::new(memory);
         while claimed.len() < claim.max {
             let wanted = tries.min(claim.max - claimed.len());
-            let batch = self.next_sound(&mut queue, caller, claim, wanted).await;
+            let of_queue = (&mut queue, turns.as_deref_mut());
+            let batch = self.next_sound(of_queue, caller, claim, wanted).await;
             let fitting = match batch {
                 Ok(mut batch) => room.fit(self, caller, &mut batch).await.map(|()| batch),
                 Err(error) => Err(error),
@@ -223,10 +326,11 @@ impl Engine {
         Ok(claimed)
     }
 
-    /// The next requests in the queue of an agent whose sessions are sound, at most `wanted`.
+    /// The next requests in the queue of an agent whose sessions are sound, at most `wanted`. With a pool of turns,
+    /// each has taken its turn.
     async fn next_sound(
         &self,
-        queue: &mut QueuePages,
+        (queue, mut turns): (&mut QueuePages, Option<&mut TurnShares<'_>>),
         caller: &Caller,
         claim: &Claim,
         wanted: usize,
@@ -235,21 +339,47 @@ impl Engine {
         let mut batch = Vec::new();
         while batch.len() < wanted {
             if queue.page.is_empty() && !queue.is_read {
-                let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
-                let limit = 2 * claim.max + 8;
-                let page = store.claimable(tenant, agent, caller.user, queue.after, limit);
-                let page = page.await?;
-                queue.is_read = page.len() < limit;
-                queue.after = page.last().map(|(_, request)| *request);
-                queue.page = page.into();
+                self.read_queue(queue, caller, claim, turns.is_some())
+                    .await?;
+                if let Some(turns) = &turns {
+                    turns.sort(self, &mut queue.page);
+                }
             }
             match queue.page.pop_front() {
                 Some((session, _)) if store.damage().is_unusable(session) => {}
+                Some((_, request))
+                    if turns
+                        .as_mut()
+                        .is_some_and(|turns| !turns.take(self, request)) => {}
                 Some(sound) => batch.push(sound),
                 None => break,
             }
         }
         Ok(batch)
+    }
+
+    /// Reads the next page of a queue. A long one is a longer page, so that the requests of one key hide no others.
+    async fn read_queue(
+        &self,
+        queue: &mut QueuePages,
+        caller: &Caller,
+        claim: &Claim,
+        is_long: bool,
+    ) -> Result<(), EngineError> {
+        let limit = if is_long {
+            LONG_PAGE
+        } else {
+            2 * claim.max + 8
+        };
+        let (tenant, agent) = (caller.tenant.clone(), claim.agent.clone());
+        let store = &self.inner().store;
+        let page = store.claimable(tenant, agent, caller.user, queue.after, limit);
+        let page = page.await?;
+        queue.seen += page.len();
+        queue.is_read = page.len() < limit || queue.seen >= QUEUE_MAX;
+        queue.after = page.last().map(|(_, request)| *request);
+        queue.page = page.into();
+        Ok(())
     }
 
     /// Fails if a named request belongs to another agent.

@@ -119,7 +119,10 @@ impl AgentRun {
         let input = message.put(batch.payloads());
         // Reserve a turn and claim a hosted child in the commit that starts it. That saves the trip
         // through the claim queue.
-        let slot = self.generation.reserve_turn(agent).await;
+        let slot = self
+            .generation
+            .reserve_turn(agent, self.request.ids.request)
+            .await;
         let starts_with_commit = slot.as_ref().map(TurnSlot::starts_with_commit);
         let (slot, answer) = (Mutex::new(slot), Mutex::new(None));
         let hand_over = |child: ClaimedTurn| {

@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use statehold_core::ids::RequestId;
 use statehold_core::name::Name;
 use statehold_engine::debug_log::DebugLog;
 use statehold_engine::leased::ClaimedTurn;
-use statehold_engine::{AutoClaim, Caller, Claim, Engine};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use statehold_engine::{AutoClaim, Caller, Claim, Engine, Share, Shares};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -55,7 +56,7 @@ pub(super) struct RunnerShared {
 #[derive(Clone)]
 pub(super) struct AgentResources {
     /// Permits for concurrent turns.
-    pub(super) turns: Arc<Semaphore>,
+    pub(super) turns: Shares,
     /// Locks that allow one turn at a time in each remote conversation, across generations.
     pub(super) conversations: Arc<ConversationLocks>,
 }
@@ -99,7 +100,7 @@ impl RunnerShared {
 
     pub(super) fn new_resources(&self) -> AgentResources {
         AgentResources {
-            turns: Arc::new(Semaphore::new(self.turns_max)),
+            turns: Shares::of_turns(self.turns_max),
             conversations: Arc::default(),
         }
     }
@@ -143,29 +144,25 @@ pub(super) struct LocalAgent {
     pub(super) spec: Arc<AgentSpec>,
     pub(super) agent: Arc<dyn Agent>,
     /// Permits for concurrent turns.
-    pub(super) turns: Arc<Semaphore>,
+    pub(super) turns: Shares,
 }
 
 /// Permit of one running turn.
-pub(crate) struct TurnPermit {
-    turns: Arc<Semaphore>,
-    permit: Option<OwnedSemaphorePermit>,
-}
+pub(crate) struct TurnPermit(Option<Share>);
 
 impl TurnPermit {
-    pub(super) fn new(turns: Arc<Semaphore>, permit: OwnedSemaphorePermit) -> Self {
-        Self {
-            turns,
-            permit: Some(permit),
-        }
+    pub(super) fn new(permit: Share) -> Self {
+        Self(Some(permit))
     }
 
     /// Waits for another turn, and releases the permit meanwhile.
     pub(crate) async fn release_while<T>(&mut self, wait: impl Future<Output = T>) -> T {
-        self.permit = None;
+        let released = self.0.take().map(Share::release);
         let done = wait.await;
         // No deadlock: a turn with a permit never waits for a turn without one.
-        self.permit = Arc::clone(&self.turns).acquire_owned().await.ok();
+        if let Some(released) = released {
+            self.0 = released.line_up().await.ok();
+        }
         done
     }
 }
@@ -173,7 +170,7 @@ impl TurnPermit {
 /// A reserved permit for one turn of a hosted agent.
 pub(super) struct TurnSlot {
     local: LocalAgent,
-    permit: OwnedSemaphorePermit,
+    permit: Share,
     generation: Arc<Generation>,
     /// Keeps the generation from draining before the turn has started. Dropped last.
     _token: TaskTrackerToken,
@@ -225,7 +222,7 @@ impl Generation {
     /// Starts to claim requests. From now on the engine hands new requests to this generation.
     pub(super) fn start_claiming(self: &Arc<Self>) {
         for (name, local) in &self.agents {
-            let permits = Arc::clone(&local.turns);
+            let permits = local.turns.clone();
             let how = (LEASE_MS, local.agent.starts_with_commit());
             let begun = self.engine.claim_on_start(&self.tenant, name, permits, how);
             let auto_claimed = Arc::clone(self).run_auto_claimed(local.clone(), begun);
@@ -268,20 +265,12 @@ impl Generation {
     /// Claims requests of one agent and executes their turns.
     async fn claim_requests(self: Arc<Self>, local: LocalAgent) {
         let agent = &local.spec.name;
-        loop {
-            // Acquire permits before claiming, because a lease would expire while its turn waits for a
-            // permit.
-            let permits = tokio::select! {
-                biased;
-                () = self.retired.cancelled() => return,
-                permits = acquire_permits(&local.turns) => permits,
-            };
-            let Some(mut permits) = permits else {
-                return;
-            };
+        while !self.retired.is_cancelled() {
+            // A request takes its permit before it is claimed, because a lease would expire while its turn waits
+            // for a permit.
             let claim = Claim {
                 agent: agent.clone(),
-                max: permits.num_permits(),
+                max: CLAIM_MAX,
                 wait: CLAIM_WAIT,
                 lease_ms: LEASE_MS,
                 request: None,
@@ -290,7 +279,7 @@ impl Generation {
             // a stop cancels it.
             let enough = self.retired.cancelled();
             let claimed = tokio::select! {
-                claimed = self.engine.claim_until(&self.caller, &claim, enough) => claimed,
+                claimed = self.engine.claim_turns(&self.caller, &claim, &local.turns, enough) => claimed,
                 () = self.stop.cancelled() => return,
                 () = self.engine.stopping() => return,
             };
@@ -304,11 +293,8 @@ impl Generation {
                     }
                 }
             };
-            let turns = claimed.into_iter();
-            let turns = turns.filter_map(|one| ClaimedTurn::of(&self.engine, &self.caller, one));
-            for turn in turns {
-                // The claim is limited to the number of permits.
-                if let Some(permit) = permits.split(1) {
+            for (claimed, permit) in claimed {
+                if let Some(turn) = ClaimedTurn::of(&self.engine, &self.caller, claimed) {
                     self.spawn_turn(&local, turn, permit, None);
                 }
             }
@@ -339,12 +325,12 @@ impl Generation {
         self: &Arc<Self>,
         local: &LocalAgent,
         turn: ClaimedTurn,
-        permit: OwnedSemaphorePermit,
+        permit: Share,
         parent: Option<WaitingParent>,
     ) {
         let (generation, local) = (Arc::clone(self), local.clone());
         let claimed = (turn, Instant::now());
-        let permit = TurnPermit::new(Arc::clone(&local.turns), permit);
+        let permit = TurnPermit::new(permit);
         self.tasks
             .spawn(generation.execute_turn(local, claimed, permit, parent));
     }
@@ -364,7 +350,8 @@ impl Generation {
     ) {
         let generation = Arc::clone(self);
         self.tasks.spawn(async move {
-            match generation.reserve_turn(&agent).await {
+            let request = turn.request.ids.request;
+            match generation.reserve_turn(&agent, request).await {
                 Some(slot) => slot.start(turn, parent),
                 // Another worker claims it. If this fails, it is claimed after its lease has lapsed.
                 None => drop(turn.request.release(None).await),
@@ -372,9 +359,13 @@ impl Generation {
         });
     }
 
-    /// Reserves a permit for one turn of a hosted agent. A new turn uses the active generation. If the
+    /// Reserves a permit for one turn of a hosted agent, for a request or a child of it. A new turn uses the active generation. If the
     /// agent is no longer declared there, it uses this generation, so that running requests can finish.
-    pub(super) async fn reserve_turn(self: &Arc<Self>, agent: &Name) -> Option<TurnSlot> {
+    pub(super) async fn reserve_turn(
+        self: &Arc<Self>,
+        agent: &Name,
+        request: RequestId,
+    ) -> Option<TurnSlot> {
         let current = self.shared.upgrade().and_then(|shared| {
             // Take the token under the lock, so that a generation replaced later waits for this turn.
             let active = shared.active();
@@ -385,13 +376,15 @@ impl Generation {
         let is_gone = current.is_none();
         let (generation, token) = current.unwrap_or_else(|| (Arc::clone(self), self.tasks.token()));
         let local = generation.agents.get(agent)?.clone();
-        let turns = Arc::clone(&local.turns);
-        let permit = match Arc::clone(&turns).try_acquire_owned() {
-            Ok(permit) => permit,
+        let permit = match self.engine.take_turn(&local.turns, request) {
+            Some(permit) => permit,
             // The agent is no longer declared, so no generation would claim a queued request. Wait for
             // a permit.
-            Err(_) if is_gone => turns.acquire_owned().await.ok()?,
-            Err(_) => return None,
+            None if is_gone => {
+                let permit = self.engine.line_up_for_turn(&local.turns, request);
+                permit.await.ok()?
+            }
+            None => return None,
         };
         Some(TurnSlot {
             local,
@@ -399,36 +392,5 @@ impl Generation {
             generation,
             _token: token,
         })
-    }
-}
-
-/// Acquires as many permits as one claim may use, at least one. None if the semaphore is closed.
-async fn acquire_permits(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    let mut permits = Arc::clone(turns).acquire_owned().await.ok()?;
-    let more = turns.available_permits().min(CLAIM_MAX - 1);
-    let more = u32::try_from(more).unwrap_or_default();
-    if let Ok(more) = Arc::clone(turns).try_acquire_many_owned(more) {
-        permits.merge(more);
-    }
-    Some(permits)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_claim_never_exceeds_its_permits() {
-        let turns = Arc::new(Semaphore::new(CLAIM_MAX + 2));
-        let mut first = acquire_permits(&turns).await.expect("permits");
-        assert_eq!(first.num_permits(), CLAIM_MAX);
-        let second = acquire_permits(&turns).await.expect("permits");
-        assert_eq!((second.num_permits(), turns.available_permits()), (2, 0));
-        // Each turn keeps its permit; unused permits are returned.
-        let turn = first.split(1);
-        drop((first, second));
-        assert_eq!(turns.available_permits(), CLAIM_MAX + 1);
-        drop(turn);
-        assert_eq!(turns.available_permits(), CLAIM_MAX + 2);
     }
 }

@@ -4,7 +4,6 @@
 //! permit, or if the claim fails, the request waits in the queue like any other.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use statehold_core::command::Command;
 use statehold_core::ids::{RequestId, SessionId};
@@ -12,7 +11,7 @@ use statehold_core::name::Name;
 use statehold_core::request::LiveStatus;
 use statehold_core::session::SessionState;
 use statehold_store::{Commit, StoredRecord};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use super::call::Call;
 use super::queue::Durability;
@@ -21,6 +20,7 @@ use crate::caller::Caller;
 use crate::engine::Engine;
 use crate::leased::ClaimedTurn;
 use crate::locks::Lock;
+use crate::shares::{Share, Shares};
 
 /// A request that was claimed when it started. Both are decided, and durable soon.
 #[derive(Debug)]
@@ -28,13 +28,13 @@ pub struct AutoClaim {
     /// The turn.
     pub turn: ClaimedTurn,
     /// The permit that its turn holds.
-    pub room: OwnedSemaphorePermit,
+    pub room: Share,
 }
 
 /// The worker in this process that runs the turns of one agent.
 #[derive(Debug, Clone)]
 pub(crate) struct OwnWorker {
-    room: Arc<Semaphore>,
+    room: Shares,
     lease_ms: u64,
     starts_with_commit: bool,
     sender: mpsc::UnboundedSender<AutoClaim>,
@@ -52,7 +52,7 @@ pub(super) struct PendingClaim {
     request: RequestId,
     /// The record that starts the request.
     started: StoredRecord,
-    room: OwnedSemaphorePermit,
+    room: Share,
     sender: mpsc::UnboundedSender<AutoClaim>,
 }
 
@@ -85,7 +85,7 @@ impl Engine {
         &self,
         tenant: &Name,
         agent: &Name,
-        room: Arc<Semaphore>,
+        room: Shares,
         (lease_ms, starts_with_commit): (u64, bool),
     ) -> mpsc::UnboundedReceiver<AutoClaim> {
         let (sender, claims) = mpsc::unbounded_channel();
@@ -137,7 +137,7 @@ impl Engine {
             },
             starts_with_commit: worker.starts_with_commit,
             request,
-            room: worker.room.try_acquire_owned().ok()?,
+            room: self.take_turn(&worker.room, request)?,
             started: submission.payloads.stored(&commit.record),
             sender: worker.sender,
         })

@@ -8,8 +8,7 @@ use statehold_core::name::Name;
 use statehold_core::principal::Principal;
 use statehold_core::record::CommandName;
 use statehold_core::request::LiveStatus;
-use statehold_engine::{AutoClaim, Caller, Claim, EngineError};
-use tokio::sync::Semaphore;
+use statehold_engine::{AutoClaim, Caller, Claim, EngineError, Shares};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::mpsc::error::TryRecvError;
 
@@ -21,12 +20,12 @@ fn helper() -> Name {
 }
 
 /// Claims requests of the session's agent when they start, with permits for `turns` turns.
-fn take(rig: &Rig, turns: usize) -> (UnboundedReceiver<AutoClaim>, Arc<Semaphore>) {
-    let room = Arc::new(Semaphore::new(turns));
+fn take(rig: &Rig, turns: usize) -> (UnboundedReceiver<AutoClaim>, Shares) {
+    let room = Shares::of_turns(turns);
     let tenant = &rig.caller.tenant;
     let taken = rig
         .engine
-        .claim_on_start(tenant, &helper(), Arc::clone(&room), (30_000, false));
+        .claim_on_start(tenant, &helper(), room.clone(), (30_000, false));
     rig.store.take_begun();
     (taken, room)
 }
@@ -129,9 +128,9 @@ async fn it_is_claimed_behind_its_start_by_the_server_and_told_when_both_are_dec
         (CommandName::ClaimRequest, Principal::System),
     ];
     assert_eq!(made, right);
-    assert_eq!(room.available_permits(), 0);
+    assert_eq!(room.free(), 0);
     drop(begun);
-    assert_eq!(room.available_permits(), 1);
+    assert_eq!(room.free(), 1);
     assert_eq!(claimed_in_line(&rig).await, 0);
 }
 
@@ -146,7 +145,7 @@ async fn where_there_is_no_room_or_nobody_takes_it_waits_in_line() {
     drop(taken);
     rig.start(None).await.expect("it starts");
     assert_eq!(rig.store.take_begun(), 1);
-    assert_eq!(room.available_permits(), 1);
+    assert_eq!(room.free(), 1);
     assert_eq!(claimed_in_line(&rig).await, 2);
 }
 
@@ -155,7 +154,7 @@ async fn one_that_is_started_with_a_lease_is_not_taken_from_whoever_has_it() {
     let rig = Rig::new(None).await;
     let (mut taken, room) = take(&rig, 1);
     rig.start(Some(30_000)).await.expect("it starts");
-    assert_eq!((rig.store.take_begun(), room.available_permits()), (1, 1));
+    assert_eq!((rig.store.take_begun(), room.free()), (1, 1));
     assert!(matches!(taken.try_recv(), Err(TryRecvError::Empty)));
 }
 
@@ -167,13 +166,13 @@ async fn if_its_claim_is_lost_it_waits_in_line_and_if_its_start_is_there_is_noth
     let started = rig.start(None).await.expect("it starts");
     assert_eq!(started.revision, 2);
     assert!(is_lost(taken.try_recv().expect("it was decided")).await);
-    assert_eq!(room.available_permits(), 1);
+    assert_eq!(room.free(), 1);
     assert_eq!(claimed_in_line(&rig).await, 1);
     rig.store.fail_next();
     let lost = rig.start(None).await;
     assert!(matches!(lost, Err(EngineError::Full)), "{lost:?}");
     assert!(is_lost(taken.try_recv().expect("it was decided")).await);
-    assert_eq!((rig.revision().await, room.available_permits()), (3, 1));
+    assert_eq!((rig.revision().await, room.free()), (3, 1));
 }
 
 #[tokio::test]

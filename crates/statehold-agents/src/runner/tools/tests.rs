@@ -10,10 +10,10 @@ use statehold_core::request::{LiveStatus, RequestOutcome};
 use statehold_engine::api::hold::{DecisionInput, decide_shown};
 use statehold_engine::leased::ClaimedTurn;
 use statehold_engine::{
-    Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, SystemClock, api,
+    Call, Caller, Claim, ClaimedRequest, Engine, EngineOptions, MemoryKeys, Shares, SystemClock,
+    api,
 };
 use statehold_store::memory::MemoryStore;
-use tokio::sync::Semaphore;
 
 use super::super::RunnerOptions;
 use super::super::generation::{Generation, RunnerShared, TurnPermit};
@@ -116,9 +116,8 @@ impl Scene {
             brief_on_loss: false,
             digest: Digest::sha256(b"assistant"),
         };
-        let turns = Arc::new(Semaphore::new(1));
-        let permit = Arc::clone(&turns).acquire_owned().await.expect("a seat");
-        let seat = TurnPermit::new(turns, permit);
+        let permit = Shares::of_turns(1).take(&self.server, 1).expect("a seat");
+        let seat = TurnPermit::new(permit);
         let claimed = ClaimedTurn::of(&self.engine, &self.server, claimed).expect("it is live");
         let run = AgentRun::open(Arc::new(generation), Arc::new(spec), claimed, seat, None).await;
         run.expect("a run")
