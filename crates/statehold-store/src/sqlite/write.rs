@@ -19,7 +19,7 @@ use super::recent::Recent;
 use super::sql::{corrupt_or_unavailable, damaged, from_sql, id_bytes, to_sql};
 use super::{chats, erase, memory, read, tenant};
 use crate::codec::BLOB_BYTES_MIN;
-use crate::commit::{Answer, Commit, SharedWrite, StateWrite, results_in};
+use crate::commit::{Answer, Commit, ForkWrite, SharedWrite, StateWrite, results_in};
 use crate::port::{HoldPlace, SharedOwner, StoreError};
 
 /// The longest part of a blob that is split: four are a page.
@@ -382,18 +382,11 @@ fn write_session(
     let labels = commit.texts.labels.as_ref().and_then(set);
     let columns = LifeColumns::of(after);
     let fork = commit.writes.fork;
-    let row_of = |id: Option<SessionId>| match id {
-        Some(id) => log::session_row(conn, id),
-        None => Ok(None),
+    let (origin, erased_log) = match fork {
+        Some(fork) => copied_sessions(conn, fork, prev)?,
+        None => (0, 0),
     };
-    let origin = row_of(fork.map(|fork| fork.origin))?;
-    let through = row_of(fork.and_then(|fork| fork.through))?;
-    // A fork begins without the payloads that were removed from the sessions it copies.
-    let copied = origin.iter().chain(&through);
-    let erased_log = copied.map(|row| row.erased_log.min(prev)).max();
-    let erased_log = erased_log.unwrap_or(0);
     let origin_seq = fork.map_or(0, |fork| fork.at);
-    let origin = origin.map_or(0, |row| row.pk);
     let id = commit.session();
     let values: [&dyn ToSql; 27] = [
         &id_bytes(id.as_uuid()),
@@ -435,6 +428,24 @@ fn write_session(
         &values[..],
     )?;
     Ok(conn.last_insert_rowid())
+}
+
+/// The key of the origin of a fork, and the row up to which the fork has no hidden payloads: those that were removed
+/// before from the sessions it copies, up to the fork point `point`.
+fn copied_sessions(
+    conn: &Connection,
+    fork: ForkWrite,
+    point: i64,
+) -> Result<(i64, i64), StoreError> {
+    let origin = log::session_row(conn, fork.origin)?;
+    let through = match fork.through {
+        Some(through) => log::session_row(conn, through)?,
+        None => None,
+    };
+    let copied = origin.iter().chain(&through);
+    let erased_log = copied.map(|row| row.erased_log.min(point)).max();
+    let origin = origin.map_or(0, |row| row.pk);
+    Ok((origin, erased_log.unwrap_or(0)))
 }
 
 /// Whether lists show a session.

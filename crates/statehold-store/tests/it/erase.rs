@@ -349,7 +349,7 @@ fn values_and_private_states_of_a_deleted_session_are_gone_at_once_and_removed_i
     block_on(async {
         let mut driver = Driver::begin(&store, 1).await;
         driver.run("planner", 600_000).await;
-        let remember = driver.remember(1, &odd_text(99, 400_000));
+        let remember = driver.remember(1, odd_text(99, 400_000));
         driver.by_worker(remember).await;
         for n in 0..VALUES {
             let value = format!("\"{}\"", odd_text(n + 1, 400_000));

@@ -345,7 +345,7 @@ fn an_expected_version_survives_the_bytes_of_its_record() {
 #[test]
 fn a_value_is_only_so_long() {
     let mut w = new_session();
-    let mut patch = set("topic", "x");
+    let mut patch = set("user:topic", "x");
     patch.set[0].value.bytes = limits::PAYLOAD_BYTES_MAX + 1;
     assert!(matches!(w.no(put(patch)), Rejection::Limit { .. }));
 }

@@ -265,16 +265,7 @@ impl Pass {
                         self.names.insert(pk, (None, None));
                     }
                 }
-                Event::SessionForked { through, .. } => {
-                    // A fork begins without the payloads that were removed before from the sessions it copies.
-                    let mut copied = vec![self.sessions[&pk].origin];
-                    if let Some(through) = through {
-                        copied.extend(self.copied_through(conn, row, *through)?);
-                    }
-                    let erased = copied.iter().filter_map(|copied| self.erased.get(copied));
-                    let erased = erased.map(|erased| row.prev.min(*erased)).max();
-                    self.erased.extend(erased.map(|erased| (pk, erased)));
-                }
+                Event::SessionForked { through, .. } => self.learn_fork(conn, row, pk, *through)?,
                 Event::SessionClosed => {
                     self.closed.insert(pk);
                 }
@@ -324,6 +315,24 @@ impl Pass {
                 _ => {}
             }
         }
+        Ok(())
+    }
+
+    /// A fork begins without the payloads that were removed before from the sessions it copies.
+    fn learn_fork(
+        &mut self,
+        conn: &Connection,
+        row: &LogRow,
+        pk: i64,
+        through: Option<SessionId>,
+    ) -> Result<(), StoreError> {
+        let mut copied = vec![self.sessions[&pk].origin];
+        if let Some(through) = through {
+            copied.extend(self.copied_through(conn, row, through)?);
+        }
+        let erased = copied.iter().filter_map(|copied| self.erased.get(copied));
+        let erased = erased.map(|erased| row.prev.min(*erased)).max();
+        self.erased.extend(erased.map(|erased| (pk, erased)));
         Ok(())
     }
 
