@@ -8,10 +8,13 @@
 //! If the disk does not confirm, no caller gets `Ok`, now or later: pages that the kernel
 //! dropped after a failed sync cannot be recovered by a retry.
 
+use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rusqlite::hooks::Wal;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
@@ -32,6 +35,8 @@ const GROUP_MAX: usize = 512;
 /// Bytes of records and payloads between two checkpoints of the log. A page that many commits change is
 /// written to the file once per checkpoint, and each checkpoint waits for the disk.
 const CHECKPOINT_BYTES: u64 = 8 * 1024 * 1024;
+/// Pages that the log grows by between two checkpoints at most: small commits write far more pages than bytes.
+const CHECKPOINT_PAGES: u64 = 32 * 1024;
 
 /// How long a statement waits for another process that looks at the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -89,6 +94,8 @@ impl Writer {
             epoch,
             on_stop,
             unfolded_bytes: 0,
+            log_pages: Arc::default(),
+            folded_pages: 0,
             updates_until,
             recent: Recent::default(),
             tail,
@@ -97,6 +104,7 @@ impl Writer {
             is_log_to_empty: false,
             stopped: false,
         };
+        group.count_log_pages();
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || group.run(&mut queue));
@@ -220,6 +228,11 @@ struct Group {
     epoch: String,
     on_stop: OnStop,
     unfolded_bytes: u64,
+    /// How many pages the log had after the last transaction. It begins anew once all of it is folded and no reader
+    /// uses it.
+    log_pages: Arc<AtomicU64>,
+    /// How many of them were there at the last checkpoint.
+    folded_pages: u64,
     /// The row of the log up to which the order of sessions is right. None if that is damaged.
     updates_until: Option<i64>,
     recent: Recent,
@@ -314,10 +327,26 @@ impl Group {
         self.wrote(0);
     }
 
+    /// Counts the pages of the log from here on.
+    fn count_log_pages(&mut self) {
+        let log_pages = Arc::clone(&self.log_pages);
+        let hook = move |_: &mut Wal, pages: c_int| {
+            log_pages.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
+            Ok(())
+        };
+        if let Err(error) = self.conn.wal_hook(Some(hook)) {
+            tracing::warn!(%error, "the length of the log of the store is not watched");
+        }
+    }
+
     /// Folds the log if it has become long.
     fn wrote(&mut self, bytes: u64) {
         self.unfolded_bytes = self.unfolded_bytes.saturating_add(bytes);
-        if self.unfolded_bytes >= CHECKPOINT_BYTES && !self.stopped {
+        let pages = self.log_pages.load(Ordering::Relaxed);
+        self.folded_pages = self.folded_pages.min(pages);
+        let is_long = self.unfolded_bytes >= CHECKPOINT_BYTES
+            || pages - self.folded_pages >= CHECKPOINT_PAGES;
+        if is_long && !self.stopped {
             self.fold_log();
         }
     }
@@ -469,6 +498,7 @@ impl Group {
     /// Folds the log into the file, on this thread only, and notices a disk that fails at it.
     fn fold_log(&mut self) {
         self.unfolded_bytes = 0;
+        self.folded_pages = self.log_pages.load(Ordering::Relaxed);
         let folded = self
             .conn
             .query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));

@@ -119,3 +119,32 @@ fn a_commit_that_is_refused_after_its_first_rows_leaves_none_and_the_others_stay
         assert_eq!(drivers[DAMAGED].state.revision, before);
     });
 }
+
+#[test]
+fn the_log_of_many_small_commits_is_folded_before_it_is_long() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = SqliteStore::open(directory.path(), SqliteOptions::default());
+    let store: Arc<dyn Store> = Arc::new(store.expect("the store opens"));
+    let log = directory.path().join(FILE_NAME).with_extension("db-wal");
+    block_on(async {
+        let (mut longest, mut written, mut last, mut n) = (0, 0, 0, 0);
+        // The file keeps its length; what is written at its beginning again is not seen by it.
+        while n < 20_000 && written < 256 * 1024 * 1024 {
+            n += 1;
+            Driver::begin(&store, n).await;
+            if n % 100 == 0 {
+                let length = std::fs::metadata(&log).expect("the log is there").len();
+                written += if length > last {
+                    length - last
+                } else {
+                    4 << 20
+                };
+                (last, longest) = (length, longest.max(length));
+            }
+        }
+        assert!(
+            longest <= 160 * 1024 * 1024,
+            "{longest} bytes after {n} sessions"
+        );
+    });
+}
