@@ -80,16 +80,11 @@ struct TurnShares<'a> {
 impl TurnShares<'_> {
     /// Takes a turn for a request.
     fn take(&mut self, engine: &Engine, request: RequestId) -> bool {
-        match engine.take_turn(self.pool, request) {
-            Some(share) => {
-                self.taken.insert(request, share);
-                true
-            }
-            None => {
-                self.is_short = true;
-                false
-            }
-        }
+        let share = engine.take_turn(self.pool, request);
+        self.is_short |= share.is_none();
+        let has_turn = share.is_some();
+        self.taken.extend(share.map(|share| (request, share)));
+        has_turn
     }
 
     /// Sorts requests so that keys get turns in turn: first those of the key that has the fewest, and of one key the

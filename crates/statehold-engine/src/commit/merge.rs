@@ -37,7 +37,7 @@ const INLINE_BYTES_MAX: u64 = 64 * 1024;
 const LONG_MERGES_MAX: usize = 4;
 /// The bytes of all long merges under way, each counted twice: as they are read, and as they are written. One command
 /// gets all that it may merge.
-const ALL_BYTES_MAX: usize = 8 * COMMAND_MERGE_BYTES_MAX as usize;
+const ALL_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// How many keys of one command are locked. Versions protect all keys; locks only save retries.
 const LOCKED_KEYS_MAX: usize = 16;
 
@@ -385,9 +385,9 @@ impl Engine {
         let turn = turn.map_err(|_| EngineError::Stopping)?;
         self.read_old_values(owner, session, &mut inputs).await?;
         let merge = move || merge_all(command, payloads, inputs, &policies.state);
-        let mut merged = run_in_turn(turn, merge).await??;
-        merged.results.bytes = Some(Arc::new(memory));
-        Ok(merged)
+        let mut done = run_in_turn(turn, merge).await??;
+        done.results.bytes = Some(Arc::new(memory));
+        Ok(done)
     }
 
     /// The holder of a merge: the caller, or the user and the key behind the request if the server itself works.
