@@ -34,10 +34,10 @@ mod reconcile;
 mod shared;
 mod shares;
 pub mod stage;
-#[cfg(feature = "testing")]
 mod starters;
 mod swap;
 mod temp;
+#[cfg(feature = "testing")]
 pub mod testing;
 pub mod trace;
 mod turn_memory;
