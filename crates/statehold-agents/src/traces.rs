@@ -61,7 +61,8 @@ pub async fn export(
             if let Err(error) = send(&http, &collector, &batch, limit).await
                 && let Some(failures) = warnings.next(std::time::Instant::now())
             {
-                let reason = error.log_text();
+                // The errors of services name the setting of services.
+                let reason = error.log_text().replace("`base_url`", "`traces.otlp_url`");
                 let lost = batch.len();
                 tracing::warn!(
                     failures,

@@ -176,6 +176,8 @@ pub(crate) struct Inner {
     pub(crate) has_erasures: AtomicBool,
     /// Whether the last write found the disk full.
     pub(crate) is_full: AtomicBool,
+    /// When the store was last asked for room because of that, in microseconds.
+    pub(crate) room_checked: AtomicI64,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
@@ -242,6 +244,7 @@ impl Engine {
             // An earlier process may have left erasures.
             has_erasures: AtomicBool::new(true),
             is_full: AtomicBool::new(false),
+            room_checked: AtomicI64::new(i64::MIN),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         };

@@ -10,6 +10,18 @@ use crate::api::hold::{DecisionView, HoldRef};
 use crate::caller::Role;
 use crate::guard::schema::FieldError;
 
+/// Roles in a sentence: `client`, `operator` or `admin`.
+fn any_of(roles: &[Role]) -> String {
+    let names: Vec<String> = roles
+        .iter()
+        .map(|role| format!("`{}`", role.name()))
+        .collect();
+    match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => names.concat(),
+    }
+}
+
 /// Why the engine refused a call or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -20,10 +32,10 @@ pub enum EngineError {
     #[error("the key was revoked or has expired; make another with: statehold token create")]
     KeyEnded,
     /// The caller lacks a role, independent of the object.
-    #[error("this needs the role `{}`", needs.name())]
+    #[error("this needs the role {}", any_of(needs))]
     Forbidden {
-        /// A sufficient role.
-        needs: Role,
+        /// Roles of which one is enough. Never empty.
+        needs: Vec<Role>,
     },
     /// A key bound to a user named another user.
     #[error("this key may not act for that user; leave the user out, or use another key")]

@@ -382,10 +382,10 @@ impl ChatCall {
     /// Requires the client role, before the call is validated. The rights to a session are checked
     /// when it is found.
     pub(crate) fn require_client(&self) -> Result<(), Problem> {
-        let needs = Role::Client;
-        if self.asked.caller.has(needs) {
+        if self.asked.caller.has(Role::Client) {
             return Ok(());
         }
+        let needs = vec![Role::Client];
         Err(EngineError::Forbidden { needs }.into())
     }
 

@@ -20,7 +20,7 @@ use statehold_core::ids::{HoldId, RequestId};
 use uuid::Uuid;
 
 use crate::port::StoreError;
-use crate::private_file::{require_private, sync_directory, unavailable};
+use crate::private_file::{require_private, sync_directory, unavailable, unopened};
 
 const SLOT_BYTES: usize = 128;
 const VERSION: u8 = 1;
@@ -131,7 +131,7 @@ impl HoldKeyFile {
                 slots.file = Some(Arc::new(file));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(unavailable(error)),
+            Err(error) => return Err(unopened(&path)(error)),
         }
         Ok(Self {
             directory: directory.to_owned(),
@@ -277,14 +277,15 @@ impl Slots {
         if let Some(file) = &self.file {
             return Ok(Arc::clone(file));
         }
+        let path = directory.join(HoldKeyFile::NAME);
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
-            .open(directory.join(HoldKeyFile::NAME))
-            .map_err(unavailable)?;
+            .open(&path)
+            .map_err(unopened(&path))?;
         sync_directory(directory)?;
         let file = Arc::new(file);
         self.file = Some(Arc::clone(&file));

@@ -26,7 +26,7 @@ use statehold_core::time::Timestamp;
 use crate::debug_log;
 use crate::key_ring::{KeyRing, RingKey, RingKeyId};
 use crate::port::StoreError;
-use crate::private_file::{LineFile, append_line, sync_directory, unavailable};
+use crate::private_file::{LineFile, append_line, sync_directory, unavailable, unopened};
 use crate::seal::{SealKey, SealKeyId, SealKeys};
 
 /// Separates the keys that wrap from other keys of the ring.
@@ -303,7 +303,7 @@ impl KeyFile {
             .truncate(true)
             .mode(0o600)
             .open(&fresh)
-            .map_err(unavailable)?;
+            .map_err(unopened(&fresh))?;
         file.write_all(text.as_bytes()).map_err(unavailable)?;
         file.sync_all().map_err(unavailable)?;
         std::fs::rename(&fresh, &self.path).map_err(unavailable)?;

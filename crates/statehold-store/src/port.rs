@@ -632,6 +632,15 @@ pub trait Store: Send + Sync + 'static {
         Err(StoreError::Unusable(what.to_owned()))
     }
 
+    /// Whether a small write fits, without a commit. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Full`] if it does not.
+    fn check_room(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Times of commits since this store was opened, and the sizes of its files. A store without files has none.
     fn measures(&self) -> StoreMeasures {
         StoreMeasures::default()

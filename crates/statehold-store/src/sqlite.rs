@@ -60,7 +60,7 @@ use crate::port::{
     SessionSummary, SharedOwner, SharedValue, StatePage, StateValue, Store, StoreError,
     StoreMeasures, StoredItem, StoredRecord, TenantCommit, ValueSize, WorkTotals, impl_store,
 };
-use crate::private_file::{create_private, sync_directory};
+use crate::private_file::{self, create_private, sync_directory, unopened};
 use erase::ErasedRows;
 use fork::ForkPlaces;
 use measures::CommitTimes;
@@ -82,6 +82,8 @@ pub type OnStop = Arc<dyn Fn(&StoreError) + Send + Sync>;
 pub const FILE_NAME: &str = "statehold.db";
 /// The name of the lock file in a data directory. Its holder writes its process id into it.
 pub const LOCK_NAME: &str = "statehold.lock";
+/// The name of the file that is there while the store looks for room after a write did not fit.
+const ROOM_NAME: &str = "statehold.room";
 
 /// How to open a data directory.
 #[derive(Clone)]
@@ -399,9 +401,8 @@ fn take_lock(directory: &Path) -> Result<File, StoreError> {
         .write(true)
         .create(true)
         .truncate(false);
-    let mut file = options
-        .open(directory.join(LOCK_NAME))
-        .map_err(unavailable)?;
+    let path = directory.join(LOCK_NAME);
+    let mut file = options.open(&path).map_err(unopened(&path))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -528,6 +529,10 @@ impl_store! {
             backup::copy_without_name(conn, &directory, nobody_waits)
         };
         self.verifier.on_snapshot(copy).await
+    }
+
+    fn check_room(&self) -> Result<(), StoreError> {
+        private_file::check_room(&self.locked.path.join(ROOM_NAME))
     }
 
     fn measures(&self) -> StoreMeasures {

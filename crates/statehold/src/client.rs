@@ -40,6 +40,7 @@ pub(crate) struct Client {
     address: ServerAddress,
     http: reqwest::Client,
     timeout: Duration,
+    has_token: bool,
 }
 
 /// A successful answer. The body is null if it is empty.
@@ -92,6 +93,7 @@ impl Client {
             address,
             http,
             timeout,
+            has_token: token.is_some(),
         })
     }
 
@@ -207,7 +209,17 @@ impl Client {
             return Ok(response);
         }
         let bytes = self.read(&mut response).await?;
-        Err(problem::failure(&self.address, status, &bytes))
+        let failure = problem::failure(&self.address, status, &bytes);
+        if status == StatusCode::UNAUTHORIZED && self.has_token {
+            let message = "the server does not take this key: it is unknown, revoked or expired";
+            let hint = "admins see all keys with: statehold token list";
+            return Err(Failure {
+                message: message.to_owned(),
+                hint: Some(hint.to_owned()),
+                ..failure
+            });
+        }
+        Err(failure)
     }
 
     async fn read(&self, response: &mut Response) -> Result<Vec<u8>, Failure> {
@@ -250,7 +262,13 @@ impl Client {
                 "trust its certificate on this machine, or name a file with it in SSL_CERT_FILE";
             return self.unreachable(message, hint, &why);
         }
-        let message = format!("no Statehold server answers at {}", self.address);
+        // A server that does not run refuses connections. Other causes are worth a word.
+        let cause = if why.contains("refused") {
+            String::new()
+        } else {
+            format!(": {why}")
+        };
+        let message = format!("no Statehold server answers at {}{cause}", self.address);
         let hint = "start one with: statehold dev        or point elsewhere: --url / STATEHOLD_URL";
         self.unreachable(message, hint, &why)
     }

@@ -2,10 +2,15 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::Path;
 
 use anyhow::Context;
-use statehold_store::sqlite::LOCK_NAME;
+use rustix::fs::{Mode, OFlags};
+use statehold_store::hold_keys::HoldKeyFile;
+use statehold_store::key_ring::KeyRing;
+use statehold_store::keys::KeyFile;
+use statehold_store::sqlite::{FILE_NAME, LOCK_NAME};
 
 use crate::run_file::{self, RunFile};
 
@@ -36,6 +41,47 @@ pub(crate) fn remove_existing(path: &Path) -> anyhow::Result<()> {
         }
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// Gives the files that this process made in a data directory of another user to that user: the
+/// server runs as the owner of its directory, and could not open files of root. Another user than
+/// root can give nothing away.
+///
+/// # Errors
+///
+/// If a file cannot be given to its new owner.
+pub(crate) fn hand_over(data: &Path) -> anyhow::Result<()> {
+    let me = rustix::process::geteuid();
+    let owner = std::fs::metadata(data)?;
+    if !me.is_root() || owner.uid() == me.as_raw() {
+        return Ok(());
+    }
+    let (wal, shm) = (format!("{FILE_NAME}-wal"), format!("{FILE_NAME}-shm"));
+    let names = [
+        FILE_NAME,
+        &wal,
+        &shm,
+        KeyRing::NAME,
+        KeyFile::NAME,
+        HoldKeyFile::NAME,
+        LOCK_NAME,
+    ];
+    for name in names {
+        let path = data.join(name);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()) else {
+            continue;
+        };
+        let file = File::from(file);
+        let found = file.metadata()?;
+        // The owner of the directory could have put a second name of another file of root there.
+        if found.is_file() && found.nlink() == 1 && found.uid() == me.as_raw() {
+            fchown(&file, Some(owner.uid()), Some(owner.gid())).with_context(|| {
+                format!("{} cannot be given to user {}", path.display(), owner.uid())
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Finds the process that has the data directory open. The operating system frees the lock of a
@@ -86,6 +132,28 @@ mod tests {
         assert_eq!(holder(data).expect("a lock"), held);
         drop(store);
         assert_eq!(holder(data).expect("a lock"), DirectoryHolder::Free);
+    }
+
+    #[test]
+    fn files_that_root_makes_in_a_directory_of_another_user_belong_to_that_user() {
+        const OTHER: u32 = 54_321;
+        let directory = tempfile::tempdir().expect("a directory");
+        let data = directory.path();
+        for name in [FILE_NAME, KeyRing::NAME, "other"] {
+            std::fs::write(data.join(name), "").expect("a file");
+        }
+        std::fs::hard_link(data.join("other"), data.join(KeyFile::NAME)).expect("a second name");
+        let owner = |name: &str| std::fs::metadata(data.join(name)).expect("a file").uid();
+        let me = owner(FILE_NAME);
+        let expected = match std::os::unix::fs::chown(data, Some(OTHER), Some(OTHER)) {
+            Ok(()) => OTHER,
+            // Only root can make a directory of another user, and only root can be wrong in one.
+            Err(_) => me,
+        };
+        hand_over(data).expect("it is done");
+        assert_eq!(owner(FILE_NAME), expected);
+        assert_eq!(owner(KeyRing::NAME), expected);
+        assert_eq!([owner("other"), owner(KeyFile::NAME)], [me; 2]);
     }
 
     #[test]

@@ -332,6 +332,20 @@ fn without_the_demo_there_is_nothing_of_it() {
 }
 
 #[test]
+fn without_the_demo_the_banner_names_the_declared_agents() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = "[agents.refunds]\ndescription = \"Pays refunds\"\n";
+    std::fs::write(directory.path().join("statehold.toml"), config).expect("a file");
+    let server = Server::start_on(directory.path(), &["--no-demo"]);
+    for words in [
+        "Agents     refunds (declared)",
+        "Try:  statehold chat refunds",
+    ] {
+        assert!(server.said.contains(words), "{}", server.said);
+    }
+}
+
+#[test]
 fn an_agent_that_is_configured_is_left_to_whoever_works_for_it() {
     let directory = tempfile::tempdir().expect("a directory");
     // Policies alone do not replace the demo agent: they apply to it.
@@ -343,6 +357,11 @@ fn an_agent_that_is_configured_is_left_to_whoever_works_for_it() {
         server
             .said
             .contains("Agents     coordinator, weather-agent, ums-agent "),
+        "{}",
+        server.said
+    );
+    assert!(
+        server.said.contains("math-agent (declared)"),
         "{}",
         server.said
     );

@@ -1,6 +1,7 @@
 //! Operations: readiness, numbers for operators, the clock of a development server.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ use crate::ports::OffsetClock;
 const STORE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How many agents with queued requests are counted apart.
 const COUNTED_AGENTS_MAX: usize = 1_000;
+
+/// How often the store is asked for room while the disk is full. Checks of readiness need no key.
+const ROOM_CHECK_MICROS: u64 = 1_000_000;
 
 /// The time of a development server.
 #[derive(Debug, Serialize)]
@@ -57,7 +61,7 @@ pub async fn step_clock(
 pub struct Readiness {
     /// Whether the store answers reads.
     pub store: Result<(), EngineError>,
-    /// Whether the last write found the disk full.
+    /// Whether the last write found the disk full, and there is still no room.
     pub is_full: bool,
     /// Whether the server takes no new work, because it stops.
     pub is_stopping: bool,
@@ -82,6 +86,32 @@ impl Readiness {
     }
 }
 
+/// Whether the disk is full. A write that did not fit counts only while there is no room: a load
+/// balancer that takes a full server out sends it no write that could find out.
+async fn find_full(engine: &Engine) -> bool {
+    let inner = engine.inner();
+    if !inner.is_full.load(Ordering::Relaxed) {
+        return false;
+    }
+    let now = inner.clock.now().as_micros();
+    let last = inner.room_checked.load(Ordering::Relaxed);
+    let is_due = now.saturating_sub(last).unsigned_abs() >= ROOM_CHECK_MICROS;
+    let order = Ordering::Relaxed;
+    if is_due
+        && inner
+            .room_checked
+            .compare_exchange(last, now, order, order)
+            .is_ok()
+    {
+        let store = Arc::clone(&inner.store);
+        let checked = tokio::task::spawn_blocking(move || store.check_room()).await;
+        if matches!(checked, Ok(Ok(()))) {
+            inner.is_full.store(false, order);
+        }
+    }
+    inner.is_full.load(order)
+}
+
 /// Checks whether the server can do its work.
 pub async fn ready(engine: &Engine) -> Readiness {
     let inner = engine.inner();
@@ -92,7 +122,7 @@ pub async fn ready(engine: &Engine) -> Readiness {
     };
     Readiness {
         store,
-        is_full: inner.is_full.load(Ordering::Relaxed),
+        is_full: find_full(engine).await,
         is_stopping: inner.stop.is_cancelled(),
         damaged: inner.store.damage().counts(),
     }
@@ -113,7 +143,7 @@ pub struct EngineCounts {
     pub work: Option<WorkTotals>,
     /// Times of commits and sizes of files.
     pub store: StoreMeasures,
-    /// Whether the last write found the disk full.
+    /// Whether the last write found the disk full, and there is still no room.
     pub is_full: bool,
     /// How many leases ended without a heartbeat.
     pub leases_lapsed: u64,
@@ -145,7 +175,7 @@ pub async fn counts(engine: &Engine, caller: &Caller) -> Result<EngineCounts, En
         redactions: inner.redactions.all(),
         work: work.ok().and_then(Result::ok),
         store: inner.store.measures(),
-        is_full: inner.is_full.load(Ordering::Relaxed),
+        is_full: find_full(engine).await,
         leases_lapsed: measures.leases_lapsed(),
         ended: measures.ended(),
         calls: measures.calls(),

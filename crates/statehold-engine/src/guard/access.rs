@@ -133,7 +133,8 @@ pub(crate) fn require_any(caller: &Caller, any_of: &[Role]) -> Result<(), Engine
     if any_of.iter().any(|role| caller.has(*role)) {
         Ok(())
     } else {
-        Err(EngineError::Forbidden { needs: any_of[0] })
+        let needs = any_of.to_vec();
+        Err(EngineError::Forbidden { needs })
     }
 }
 
@@ -146,7 +147,7 @@ pub(crate) fn require_reader(caller: &Caller) -> Result<(), EngineError> {
 /// Refuses a caller without a role: every role may see some holds, also one that only policies name.
 pub(crate) fn require_hold_reader(caller: &Caller) -> Result<(), EngineError> {
     if caller.roles.names().is_empty() {
-        let needs = Role::Approver;
+        let needs = vec![Role::Approver];
         return Err(EngineError::Forbidden { needs });
     }
     Ok(())

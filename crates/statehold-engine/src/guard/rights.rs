@@ -261,7 +261,9 @@ pub(crate) fn require_scopes(caller: &Caller, patch: &StatePatch) -> Result<(), 
     let mut keys = patch.set.iter().map(|set| &set.key).chain(&patch.delete);
     let writes_app = keys.any(|key| key.scope() == Scope::App);
     if writes_app && !caller.has(Role::Admin) {
-        return Err(EngineError::Forbidden { needs: Role::Admin });
+        return Err(EngineError::Forbidden {
+            needs: vec![Role::Admin],
+        });
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A store whose commits wait at a gate, so that a test can look at the moment in between.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use async_trait::async_trait;
@@ -38,6 +38,7 @@ pub(crate) struct GatedStore {
     line: Arc<Mutex<()>>,
     /// Which commit from now fails: 1 is the next, 0 is none.
     fails_at: Arc<AtomicUsize>,
+    has_room: AtomicBool,
     begun: AtomicUsize,
     questions: AtomicUsize,
     /// How often the log of a session was folded up to a revision.
@@ -102,6 +103,7 @@ impl GatedStore {
             in_memory: Arc::default(),
             line: Arc::default(),
             fails_at: Arc::default(),
+            has_room: AtomicBool::new(true),
             begun: AtomicUsize::new(0),
             questions: AtomicUsize::new(0),
             folds: AtomicUsize::new(0),
@@ -231,6 +233,11 @@ impl GatedStore {
         self.fail_at(1);
     }
 
+    /// Whether a small write fits.
+    pub(crate) fn set_room(&self, has_room: bool) {
+        self.has_room.store(has_room, Ordering::SeqCst);
+    }
+
     /// Makes the n-th commit from now fail for want of room.
     pub(crate) fn fail_at(&self, nth: usize) {
         self.fails_at.store(nth, Ordering::SeqCst);
@@ -266,6 +273,13 @@ async fn write(
 impl Store for GatedStore {
     async fn work_totals(&self, tenant: Name, agents: usize) -> Result<WorkTotals, StoreError> {
         self.inner.work_totals(tenant, agents).await
+    }
+
+    fn check_room(&self) -> Result<(), StoreError> {
+        if self.has_room.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(StoreError::Full)
     }
 
     fn measures(&self) -> StoreMeasures {

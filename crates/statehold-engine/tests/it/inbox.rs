@@ -153,7 +153,7 @@ async fn a_caller_without_a_role_gets_no_holds_listed_counted_or_followed() {
         ..rig.caller.clone()
     };
     let needed = |refused: Option<EngineError>| match refused {
-        Some(EngineError::Forbidden { needs }) => Some(needs),
+        Some(EngineError::Forbidden { needs }) => needs.first().copied(),
         _ => None,
     };
     let listed = hold::list(

@@ -84,6 +84,22 @@ async fn what_was_decided_on_a_commit_that_failed_is_decided_again() {
 }
 
 #[tokio::test]
+async fn a_full_disk_with_room_again_is_ready_before_anybody_writes() {
+    let rig = Rig::new(None).await;
+    rig.store.set_room(false);
+    rig.store.fail_next();
+    let refused = rig.start(None).await;
+    assert!(matches!(refused, Err(EngineError::Full)), "{refused:?}");
+    let is_full = async || operations::ready(&rig.engine).await.is_full;
+    assert!(is_full().await);
+    rig.store.set_room(true);
+    assert!(is_full().await, "the store is asked once a second");
+    rig.clock.step_ms(1_000);
+    assert!(!is_full().await);
+    assert!(operations::ready(&rig.engine).await.require().is_ok());
+}
+
+#[tokio::test]
 async fn commits_behind_one_that_failed_are_made_again_in_order() {
     let rig = std::sync::Arc::new(Rig::new(None).await);
     rig.store.set_open(false);

@@ -250,7 +250,8 @@ impl From<EngineError> for Problem {
         match error {
             EngineError::NotFound => Self::not_found(),
             EngineError::Forbidden { needs } => {
-                problem(Code::Forbidden).with("needs", needs.name())
+                let needs = needs.first().map(|role| role.name());
+                problem(Code::Forbidden).with("needs", needs)
             }
             EngineError::KeyEnded => problem(Code::Unauthenticated),
             EngineError::UserErased => problem(Code::UserErased),

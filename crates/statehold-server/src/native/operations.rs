@@ -84,7 +84,7 @@ impl From<&Readiness> for ReadyChecks {
         let is_damaged = ready.damaged.sessions + ready.damaged.rows > 0;
         let stopping = "the server is stopping; send calls to it after its next start";
         let store = "the store does not answer; the log of the server says why";
-        let disk = "the last write did not fit; free some disk space, and writes go on";
+        let disk = "the last write did not fit, and there is still no room; free some disk space";
         let data = "stored data is damaged; the log of the server names the places";
         Self {
             running: check(ready.is_stopping, "failed", stopping),

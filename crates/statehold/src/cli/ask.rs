@@ -37,6 +37,10 @@ pub(super) fn ask_line(question: &str) -> anyhow::Result<Option<String>> {
     drop(out);
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer)?;
+    if read == 0 {
+        // Nobody pressed Enter behind the question.
+        anstream::eprintln!();
+    }
     let answer = answer.trim_end_matches(['\n', '\r']).to_owned();
     Ok((read > 0).then_some(answer))
 }

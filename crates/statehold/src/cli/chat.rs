@@ -169,10 +169,15 @@ impl ChatConversation<'_> {
         let agents = elements(&answer.body, "agents");
         let names: Vec<&str> = agents.iter().map(|agent| text(agent, "name")).collect();
         if !names.is_empty() && !names.contains(&self.agent.as_str()) {
+            let distance = |name: &&str| strsim::damerau_levenshtein(name, &self.agent);
+            let near = names.iter().copied().min_by_key(distance);
+            let near = near.filter(|name| distance(name) <= 2);
+            let near = near.map_or_else(String::new, |near| format!(" Did you mean {near}?"));
             self.output.note(&format!(
-                "{} is not declared: only a worker that claims its requests can answer. Declared: {}",
+                "{} is not declared: only a worker that claims its requests can answer. Declared: {}.{}",
                 cell(&self.agent),
-                cell(&names.join(", "))
+                cell(&names.join(", ")),
+                cell(&near)
             ));
         }
     }

@@ -9,6 +9,7 @@ use statehold_engine::policy::Policies;
 use statehold_engine::{Caller, Engine};
 
 use crate::config::StoreConfig;
+use crate::data_directory::hand_over;
 use crate::wire;
 
 /// Opens a data directory, works on it, and waits until all changes are on disk.
@@ -27,8 +28,11 @@ pub(super) async fn with_data<T>(
         (Policies::default(), None),
     )
     .await?;
+    // Now, in case this process is ended, and after the work, which can make files too.
+    hand_over(data)?;
     let tenant: Name = "default".parse().context("the tenant has a name")?;
     let worked = work(parts.engine.clone(), Caller::local(tenant)).await;
     parts.engine.shut_down().await;
+    hand_over(data)?;
     worked
 }

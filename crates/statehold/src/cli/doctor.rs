@@ -92,7 +92,8 @@ impl DoctorArgs {
         let is_named = globals.named_url().is_some();
         let looks_here = !is_named || self.data.is_some() || self.config.is_some();
         if looks_here {
-            findings.extend(data::findings(&config.store.data));
+            let is_named = self.data.is_some();
+            findings.extend(data::findings(&config.store.data, is_named));
             findings.extend(disk::findings(&config.store.data));
         }
         let asked = network::findings(&config, looks_here, globals, output);
@@ -133,9 +134,10 @@ fn report(findings: &[DoctorFinding], output: &CliOutput) -> anyhow::Result<Exit
                 };
                 output.line(&format!("{mark} {check:<12} {line}"))?;
             }
-            let hint = finding.hint.as_deref().map(cell).unwrap_or_default();
-            for line in fitted(&typed(&hint), room) {
-                output.line(&format!("{:INDENT$}{line}", ""))?;
+            if let Some(hint) = finding.hint.as_deref().map(cell) {
+                for line in fitted(&typed(&hint), room) {
+                    output.line(&format!("{:INDENT$}{line}", ""))?;
+                }
             }
         }
         output.note(&format!(

@@ -70,6 +70,11 @@ impl Frame {
     }
 }
 
+/// Rows of the terminal.
+pub(super) fn rows() -> usize {
+    size().0
+}
+
 /// Rows and columns of the terminal.
 fn size() -> (usize, usize) {
     match rustix::termios::tcgetwinsize(std::io::stdout()) {

@@ -123,6 +123,31 @@ impl HoldInfo {
         self.status == "open"
     }
 
+    /// How many of the people that it needs have approved: `1 of 2: carol`. None if one is enough.
+    pub(super) fn approvals(&self) -> Option<String> {
+        let votes = self.votes.as_deref().unwrap_or_default();
+        let by = if votes.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", votes.join(", "))
+        };
+        (self.quorum > 1).then(|| format!("{} of {}{by}", votes.len(), self.quorum))
+    }
+
+    /// The hold in a question: its name, and the tool that it would run. Safe to print.
+    pub(super) fn in_question(&self) -> String {
+        let alias = cell(&self.alias);
+        match &self.action {
+            Some(action) => format!("{} of {alias}", cell(&action.tool)),
+            None => alias,
+        }
+    }
+
+    /// The name of the request that opened the hold. Safe to print.
+    pub(super) fn request_alias(&self) -> String {
+        cell(self.alias.split('.').next().unwrap_or_default())
+    }
+
     pub(super) fn risk(&self) -> Option<&str> {
         self.action.as_ref()?.risk.as_deref()
     }

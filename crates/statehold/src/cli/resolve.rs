@@ -80,6 +80,15 @@ pub(super) async fn session(client: &Client, typed: &str) -> Result<String, Fail
 ///
 /// With exit code 3 if there is none, with 2 if there are several.
 pub(super) async fn hold(client: &Client, typed: &str) -> Result<String, Failure> {
+    let name = typed.rsplit_once('/').map_or(typed, |(_, name)| name);
+    if let Some((IdKind::Request, _)) = alias(name) {
+        let failure = Failure::usage(format!(
+            "`{typed}` is not the name of a hold: it names a request"
+        ));
+        return Err(failure.hint(format!(
+            "its first hold is {typed}.h1; see all with: statehold approvals list"
+        )));
+    }
     let found = one_of(client, typed, &[IdKind::Hold]).await?;
     Ok(found.id)
 }
@@ -158,7 +167,7 @@ impl HoldNames {
         if self.counts.get(alias).is_none_or(|count| *count <= 1) {
             alias.to_owned()
         } else {
-            qualified_alias(session, alias)
+            format!("{session}/{alias}")
         }
     }
 }
@@ -492,7 +501,10 @@ mod tests {
         let names = HoldNames::of(&[hold("R2.h1"), hold("R2.h1"), hold("R3.h1")]);
         let session = "ses_0198a000000070008000000000a1b2c3";
         assert_eq!(names.name("R3.h1", session), "R3.h1");
-        assert_eq!(names.name("R2.h1", session), "…a1b2c3/R2.h1");
+        assert_eq!(
+            names.name("R2.h1", session),
+            "ses_0198a000000070008000000000a1b2c3/R2.h1"
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@ use statehold_store::sqlite::SqliteStore;
 use super::check;
 use super::output::CliOutput;
 use super::printable::cell;
+use crate::data_directory::hand_over;
 use crate::exit::{Exit, Failure};
 
 #[derive(Debug, Args)]
@@ -41,6 +42,7 @@ impl RestoreArgs {
             }
             other => other.context("the backup was not restored")?,
         };
+        hand_over(&self.data)?;
         let data = cell(&self.data.display().to_string());
         output.line(&data)?;
         output.note(&check::summary(&report));

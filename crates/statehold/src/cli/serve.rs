@@ -6,6 +6,7 @@
 
 #[cfg(debug_assertions)]
 mod die_at;
+mod log;
 mod reload;
 mod run;
 
@@ -14,8 +15,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+pub(super) use log::log_filter;
+pub(super) use run::push_guard;
 pub(crate) use run::run;
-pub(super) use run::{log_filter, push_guard};
 
 use super::CONFIG_HELP;
 use crate::config::{Config, ConfigEnvironment, ConfigLayers, SourcedValue, layers};

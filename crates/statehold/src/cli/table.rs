@@ -134,11 +134,21 @@ impl TextTable {
         }
         let spare = self.spare.iter();
         let spare = spare.filter_map(|name| self.headers.iter().position(|header| header == name));
+        let mut left_out = Vec::new();
         for index in spare {
             if fit.width() <= columns {
-                return fit;
+                break;
             }
             fit.shown.retain(|shown| *shown != index);
+            left_out.push(index);
+        }
+        // A wide column that had to go may have made room for a narrow one that went before it.
+        for index in left_out.into_iter().rev() {
+            let at = fit.shown.partition_point(|shown| *shown < index);
+            fit.shown.insert(at, index);
+            if fit.width() > columns {
+                fit.shown.remove(at);
+            }
         }
         fit.narrow(columns);
         fit
@@ -305,6 +315,19 @@ mod tests {
             table().render(None, false),
             "größer\tpaused\n-\ta\\tb\\nc\n"
         );
+    }
+
+    #[test]
+    fn a_narrow_column_comes_back_if_a_wide_one_has_made_room() {
+        let mut table = TextTable::new(&["NAME", "AGENT", "ACTION"]).spare(&["AGENT", "ACTION"]);
+        table.row(vec![
+            TableCell::new("a"),
+            TableCell::new("clerk"),
+            TableCell::new("x".repeat(30)),
+        ]);
+        let rendered = |columns| table.render(Some(columns), false);
+        assert_eq!(rendered(20), "a  clerk\n");
+        assert_eq!(rendered(36), format!("a  {}\n", "x".repeat(30)));
     }
 
     #[test]

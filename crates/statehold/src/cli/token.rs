@@ -232,7 +232,8 @@ impl TokenCreateArgs {
         for role in elements(&made, "roles").iter().filter_map(Value::as_str) {
             if Role::ALL.iter().all(|known| known.name() != role) {
                 output.note(&format!(
-                    "The role {role} only decides holds whose policy says role:{role}."
+                    "The role {role} only decides holds whose policy says role:{role}.{}",
+                    near_role(role)
                 ));
             }
         }
@@ -243,6 +244,16 @@ impl TokenCreateArgs {
             ));
         }
         Ok(Exit::Done)
+    }
+}
+
+/// The role that was probably meant instead of one that no part of the server knows.
+fn near_role(typed: &str) -> String {
+    let distance = |role: &Role| strsim::damerau_levenshtein(role.name(), typed);
+    let near = Role::ALL.iter().min_by_key(|role| distance(role));
+    match near.filter(|role| distance(role) <= 2) {
+        Some(role) => format!(" Did you mean {}? Then revoke this key.", role.name()),
+        None => String::new(),
     }
 }
 

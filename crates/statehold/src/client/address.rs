@@ -18,7 +18,11 @@ impl std::str::FromStr for ServerAddress {
     fn from_str(text: &str) -> Result<Self, Failure> {
         let example = "an address looks like http://127.0.0.1:7717 or https://state.example.com";
         let wrong = |why: &str| Failure::usage(format!("`{text}` {why}")).hint(example);
-        let url =
+        if !text.is_empty() && !text.contains("://") {
+            let failure = wrong("does not begin with http:// or https://");
+            return Err(failure.hint(format!("did you mean http://{text}? {example}")));
+        }
+        let mut url =
             Url::parse(text).map_err(|error| wrong(&format!("is not an address: {error}")))?;
         if !matches!(url.scheme(), "http" | "https") {
             return Err(wrong("does not begin with http:// or https://"));
@@ -33,6 +37,11 @@ impl std::str::FromStr for ServerAddress {
         }
         if url.fragment().is_some() {
             return Err(wrong("has a fragment"));
+        }
+        // The banner of a server shows its API below the address.
+        let path = url.path().trim_end_matches('/');
+        if let Some(base) = path.strip_suffix("/v1").map(str::to_owned) {
+            url.set_path(&base);
         }
         Ok(Self(url))
     }
@@ -88,6 +97,8 @@ mod tests {
             ("http://[::1]:7717/", "http://[::1]:7717"),
             ("http://a.example:80/state/", "http://a.example/state"),
             ("https://a.example", "https://a.example"),
+            ("http://127.0.0.1:7717/v1", "http://127.0.0.1:7717"),
+            ("http://a.example/state/v1/", "http://a.example/state"),
         ] {
             assert_eq!(address(text).to_string(), shown);
         }
@@ -102,7 +113,7 @@ mod tests {
 
     #[test]
     fn other_addresses_say_what_is_wrong_with_them() {
-        refused("127.0.0.1:7717", "http://127.0.0.1:7717");
+        refused("127.0.0.1:7717", "did you mean http://127.0.0.1:7717?");
         refused("localhost:7717", "does not begin with http://");
         refused("ftp://a.example", "does not begin with http:// or https://");
         refused("http://", "is not an address");

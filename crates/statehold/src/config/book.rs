@@ -99,12 +99,12 @@ impl ConfigReader<'_> {
             otlp_url,
             credential_env,
         } = &self.config.traces;
-        let url = otlp_url.as_ref()?.text().to_owned();
         let hint = "set it to the credential of the collector, or leave traces.credential_env out";
         let credential = credential_env.as_ref().and_then(|variable| {
             let place = "traces.credential_env".to_owned();
             self.read_variable(place, variable, true, hint.to_owned())
         });
+        let url = otlp_url.as_ref()?.text().to_owned();
         Some(Collector { url, credential })
     }
 

@@ -286,8 +286,9 @@ impl ConfigLayers {
             };
             let why = require_fit(&steps, value).err()?;
             let value = describe_value(&steps, value);
-            let message = format!("`{key}` cannot be {value} ({source}): {why}");
-            Some(mistake(key, Failure::usage(message)))
+            let unfit = UnfitValue::of(&why);
+            let message = format!("`{key}` cannot be {value} ({source}): {}", unfit.why);
+            Some(mistake(key, unfit.hinted(Failure::usage(message))))
         });
         let unfit: Vec<ReloadMistake> = unfit.collect();
         for mistake in &unfit {
@@ -298,13 +299,15 @@ impl ConfigLayers {
 
     fn invalid_value(&self, error: &serde_path_to_error::Error<toml::de::Error>) -> Failure {
         let key = error.path().to_string();
-        let why = error.inner().message().trim();
-        match self.values.get(&key) {
+        let unfit = UnfitValue::of(error.inner().message().trim());
+        let why = &unfit.why;
+        let failure = match self.values.get(&key) {
             Some((value, source)) => {
                 Failure::usage(format!("`{key}` cannot be {value} ({source}): {why}"))
             }
             None => Failure::usage(format!("`{key}`: {why}")),
-        }
+        };
+        unfit.hinted(failure)
     }
 
     fn unknown(&self, key: &str, source: &ValueSource) -> Failure {
@@ -334,6 +337,54 @@ fn unknown<'a>(
         Some(near) => format!("did you mean `{near}`? {all}"),
         None => all.to_owned(),
     })
+}
+
+/// Why a value does not fit its setting, in the words of the file rather than in those of the
+/// program.
+struct UnfitValue {
+    why: String,
+    hint: Option<String>,
+}
+
+impl UnfitValue {
+    fn of(why: &str) -> Self {
+        if why.contains("socket address") {
+            return Self {
+                why: "it must be an IP address and a port".to_owned(),
+                hint: Some(
+                    "for example 127.0.0.1:7717, or 0.0.0.0:7717 for all addresses".to_owned(),
+                ),
+            };
+        }
+        if let Some(rest) = why.strip_prefix("unknown variant `")
+            && let Some((typed, expected)) = rest.split_once("`, expected ")
+        {
+            let distance = |word: &&str| strsim::damerau_levenshtein(word, typed);
+            let words = expected.split('`').skip(1).step_by(2);
+            let near = words.min_by_key(distance);
+            let near = near.filter(|word| distance(word) <= (typed.chars().count() / 3).max(1));
+            return Self {
+                why: format!("it must be {expected}"),
+                hint: near.map(|near| format!("did you mean `{near}`?")),
+            };
+        }
+        let mut plain = why.to_owned();
+        for unsigned in ["u8", "u16", "u32", "u64", "usize"] {
+            let nonzero = format!("a nonzero {unsigned}");
+            plain = plain.replace(&nonzero, "a whole number above 0");
+        }
+        Self {
+            why: plain,
+            hint: None,
+        }
+    }
+
+    fn hinted(self, failure: Failure) -> Failure {
+        match self.hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
 }
 
 /// The known key that was probably meant: it differs in a few letters, has the name that was typed as a part of its own,

@@ -170,8 +170,22 @@ fn a_value_that_does_not_fit_is_named_with_its_source() {
         &[
             "`server.connections_max` cannot be 0",
             "STATEHOLD__SERVER__CONNECTIONS_MAX",
-            "nonzero",
+            "a whole number above 0",
         ],
+    );
+    refused(
+        Some("[server]\nlisten = \"localhost:7717\"\n"),
+        &[],
+        &[
+            "`server.listen`",
+            "an IP address and a port",
+            "127.0.0.1:7717",
+        ],
+    );
+    refused(
+        Some("[agents.a]\nkind = \"opnai\"\n"),
+        &[],
+        &["`agents.a.kind`", "did you mean `openai`?"],
     );
     refused(
         Some("[server]\nlisten = \"here\"\n"),
@@ -328,7 +342,10 @@ fn a_policy_with_something_unknown_is_refused() {
         ("quorum = 33", ["`agents.a.tools.t.quorum`", "1 to 32"]),
         (
             "expires_in_seconds = 0",
-            ["`agents.a.tools.t.expires_in_seconds`", "nonzero"],
+            [
+                "`agents.a.tools.t.expires_in_seconds`",
+                "a whole number above 0",
+            ],
         ),
         (
             "redact = [\"email\"]",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::live::{Live, text};
+use super::live::Live;
 use super::remote::run;
 use super::scripted::{Scripted, cut, json as answer};
 
@@ -179,9 +179,20 @@ fn an_approval_needs_a_yes_and_happens_once() {
         "{}",
         again.err
     );
-    let task = text(&live.hold(&hold), "task_id");
-    let next = format!("nothing was run twice; the result is in: statehold tasks show {task}");
+    let name = format!("{}/R2.h1", &story.session[story.session.len() - 6..]);
+    let next =
+        format!("nothing was run twice; see the decision with: statehold approvals show {name}");
     assert!(again.err.contains(&next), "{}", again.err);
+    // A person who may read the task is told where its result is, and an approver gets no command
+    // that fails.
+    let show = ["approvals", "show", name.as_str()];
+    let (_, screen) = live.run_on_terminal(&show, "", &[]);
+    assert!(screen.contains("statehold tasks show tsk_"), "{screen}");
+    let carol = live.key(&["approver"], Some("carol"));
+    let carol = [("STATEHOLD_TOKEN", carol.as_str())];
+    let (_, screen) = live.run_on_terminal(&show, "", &carol);
+    assert!(screen.contains("approved by local"), "{screen}");
+    assert!(!screen.contains("tasks show"), "{screen}");
     let again = live.check(&["approvals", "reject", &hold, "--json"], 5, &[]);
     let error: Value = serde_json::from_str(&again.err).expect("JSON");
     assert_eq!(error["error"]["kind"], "HOLD_DECIDED");
@@ -228,7 +239,10 @@ fn high_risk_is_typed_on_a_terminal_and_enter_alone_is_no() {
     assert_eq!(code, 2);
     let (code, screen) = live.run_on_terminal(&args, "user 7\n", &[]);
     assert_eq!(code, 0, "{screen}");
-    assert!(screen.contains("Type \"user 7\" to approve:"), "{screen}");
+    assert!(
+        screen.contains("Type \"user 7\" to approve delete_user of R2.h1:"),
+        "{screen}"
+    );
     assert_eq!(live.hold(&hold)["status"], "approved");
 }
 
@@ -335,6 +349,76 @@ fn an_edit_runs_what_it_shows() {
 }
 
 #[test]
+fn an_edit_that_does_not_fit_is_refused_before_the_question() {
+    let live = Live::start();
+    let story = live.story("a");
+    let schema = json!({ "type": "object", "properties": {
+        "amount": { "type": "integer", "maximum": 500 }, "lines": { "type": "array" } } });
+    let args =
+        json!({ "amount": 40, "lines": [{ "sku": "a", "count": 1 }, { "sku": "b", "count": 1 }] });
+    let ask = |action: Value| {
+        live.ask(
+            &story,
+            &json!({ "kind": "approval", "title": "Refund", "action": action }),
+        )
+    };
+    let checked = ask(
+        json!({ "tool": "refund", "call_id": "c1", "args": args.clone(), "args_schema": schema }),
+    );
+    let free = ask(json!({ "tool": "refund", "call_id": "c2", "args": args }));
+    for (hold, set, says) in [
+        (
+            &checked,
+            "amount=700",
+            "/amount: 700 is greater than the maximum of 500",
+        ),
+        (
+            &checked,
+            "amount=abc",
+            "/amount: \"abc\" is not of type \"integer\"",
+        ),
+        (&free, "amount=abc", "--set 'amount=\"abc\"'"),
+    ] {
+        let args = ["approvals", "edit", hold, "--set", set];
+        let (code, screen) = live.run_on_terminal(&args, "y\n", &[]);
+        assert_eq!(code, 2, "{screen}");
+        assert!(screen.contains(says), "no {says:?} in {screen}");
+        assert!(!screen.contains("[y/N]"), "{screen}");
+        assert_eq!(live.hold(hold)["status"], "open");
+    }
+    let args = ["approvals", "edit", &checked, "--set", "/lines/1/count=2"];
+    let (_, screen) = live.run_on_terminal(&args, "y\n", &[]);
+    for says in ["/lines/1/count: 1 → 2", "at most 500", "digest before"] {
+        assert!(screen.contains(says), "no {says:?} in {screen}");
+    }
+    // Nothing has run yet.
+    let shown = live.check(&["approvals", "show", &checked], 0, &["edited to\t{"]);
+    assert!(!shown.out.contains("ran with"), "{}", shown.out);
+    let (_, screen) = live.run_on_terminal(&["approvals", "list", "--status", "decided"], "", &[]);
+    assert!(
+        screen.contains("DECISION") && screen.contains("edited by local"),
+        "{screen}"
+    );
+}
+
+#[test]
+fn holds_of_one_title_are_told_apart_by_their_actions() {
+    let live = Live::start();
+    for path in ["/tmp/a", "/tmp/b"] {
+        let action = json!({ "tool": "delete", "call_id": "c1", "args": { "path": path } });
+        live.ask(
+            &live.story(path),
+            &json!({ "kind": "approval", "title": "delete needs an approval", "action": action }),
+        );
+    }
+    let (_, screen) = live.converse_on_terminal(&["approvals", "list"], &[], &[], Some((80, 24)));
+    for path in ["/tmp/a", "/tmp/b"] {
+        let row = format!("delete(path=\"{path}\")");
+        assert!(screen.contains(&row), "no {row} in {screen}");
+    }
+}
+
+#[test]
 fn an_editor_writes_the_arguments_on_a_terminal() {
     let live = Live::start();
     let story = live.story("a");
@@ -355,7 +439,7 @@ fn refusing_answering_and_dismissing_say_what_they_did() {
     let live = Live::start();
     let story = live.story("a");
     let hold = live.ask_to_delete(&story, "high");
-    // A refusal is safe: it asks nothing.
+    // A refusal is safe: a script needs no confirmation.
     let args = [
         "approvals",
         "reject",
@@ -439,6 +523,80 @@ fn refusing_answering_and_dismissing_say_what_they_did() {
 }
 
 #[test]
+fn enter_alone_answers_nothing() {
+    let live = Live::start();
+    let story = live.story("a");
+    let action = live.ask_to_delete(&story, "high");
+    let question = live.ask(&story, &json!({ "kind": "question", "title": "Where?" }));
+    let fields = json!({ "city": { "type": "string" }, "count": { "type": "integer" } });
+    let form = |required: Value| {
+        let schema = json!({ "type": "object", "properties": fields, "required": required });
+        live.ask(
+            &story,
+            &json!({ "kind": "form", "title": "Where?", "response_schema": schema }),
+        )
+    };
+    let (needed, optional) = (form(json!(["city"])), form(json!([])));
+    for (hold, typed) in [
+        (&action, "\n"),
+        (&question, "\n"),
+        (&question, "  \n"),
+        (&needed, "\n"),
+        (&optional, "\n\n"),
+    ] {
+        let args = ["approvals", "respond", hold];
+        let (code, screen) = live.run_on_terminal(&args, typed, &[]);
+        assert_eq!(code, 9, "{typed:?}: {screen}");
+        assert!(screen.contains("nothing was decided"), "{screen}");
+        assert_eq!(live.hold(hold)["status"], "open", "{typed:?}: {screen}");
+    }
+    let args = ["approvals", "watch"];
+    let answers = [
+        ("q quit", "m"),
+        ("decides nothing): ", "\n"),
+        ("Enter goes back to the list. ", "\n"),
+        ("q quit", "q"),
+    ];
+    let (code, screen) = live.converse_on_terminal(&args, &answers, &[], Some((80, 24)));
+    assert_eq!(code, 0, "{screen}");
+    assert!(
+        screen.contains("Result of delete_user, which does not run"),
+        "{screen}"
+    );
+    assert_eq!(live.hold(&action)["status"], "open", "{screen}");
+}
+
+#[test]
+fn a_rejection_and_a_result_on_a_terminal_show_the_hold_and_ask_first() {
+    let live = Live::start();
+    let story = live.story("a");
+    let hold = live.ask_to_delete(&story, "high");
+    for (args, question) in [
+        (
+            &["approvals", "reject", "R2.h1"][..],
+            "Reject delete_user of R2.h1? [y/N] ",
+        ),
+        (
+            &["approvals", "respond", "R2.h1", "done"],
+            "Answer R2.h1 for delete_user, which does not run? [y/N] ",
+        ),
+    ] {
+        let (code, screen) = live.run_on_terminal(args, "\n", &[]);
+        assert_eq!(code, 9, "{screen}");
+        let (card, _) = screen.split_once(question).expect("it asks");
+        assert!(
+            card.contains("HIGH RISK") && card.contains("cascade"),
+            "{screen}"
+        );
+        assert_eq!(live.hold(&hold)["status"], "open", "{screen}");
+    }
+    let args = ["approvals", "reject", "R2.h1", "--no-wait"];
+    let (code, screen) = live.run_on_terminal(&args, "y\n", &[]);
+    assert_eq!(code, 0, "{screen}");
+    assert_eq!(live.hold(&hold)["status"], "rejected", "{screen}");
+}
+
+#[test]
 fn a_secret_answer_does_not_appear_on_the_screen() {
     let live = Live::start();
     let story = live.story("a");
@@ -505,8 +663,10 @@ fn several_people_approve_one_after_the_other() {
         first.out.contains("1 of 2 have approved R2.h1"),
         "{first:?}"
     );
+    assert!(first.err.contains("0 of 2; each person once"), "{first:?}");
     let again = live.run_with(&carol, &approve);
     assert_eq!(again.code, 5, "{again:?}");
+    assert!(again.err.contains("1 of 2: carol; each"), "{again:?}");
     assert!(
         again.err.contains("another person must approve too"),
         "{}",

@@ -3,10 +3,10 @@
 use std::io::{Read, Write};
 use std::ops::Deref;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::{Value, json};
 use statehold_testkit::http::DevServer;
 
@@ -112,7 +112,47 @@ impl Live {
         variables: &[(&str, &str)],
         size: Option<(u16, u16)>,
     ) -> (i32, String) {
-        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        let (mut child, mut terminal) = self.spawn_on_terminal(args, variables, size);
+        let mut answers = answers.iter();
+        let mut next = answers.next();
+        let (mut said, mut answered) = (Vec::new(), 0);
+        loop {
+            while let Some((prompt, typed)) = next
+                && let Some(at) = find(&said[answered..], prompt.as_bytes())
+            {
+                // Input behind the prompt belongs to the next answer.
+                answered += at + prompt.len();
+                terminal.write_all(typed.as_bytes()).expect("it is typed");
+                next = answers.next();
+            }
+            let mut piece = [0; 4096];
+            // The other side closing ends it with an error on Linux.
+            match terminal.read(&mut piece) {
+                Ok(count) if count > 0 => said.extend_from_slice(&piece[..count]),
+                _ => break,
+            }
+        }
+        // On Linux, our side tells the modes of the other one.
+        let after = tcgetattr(&terminal).expect("modes").local_modes;
+        let lines = LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG | LocalModes::IEXTEN;
+        assert!(
+            after.contains(lines),
+            "{args:?} left the terminal in another mode"
+        );
+        let screen = String::from_utf8_lossy(&said).into_owned();
+        let code = child.wait().expect("it ends").code().expect("by itself");
+        (code, screen)
+    }
+
+    /// Starts the program on a terminal, and returns it with our side of the terminal.
+    pub(super) fn spawn_on_terminal(
+        &self,
+        args: &[&str],
+        variables: &[(&str, &str)],
+        size: Option<(u16, u16)>,
+    ) -> (Child, std::fs::File) {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a terminal");
         grantpt(&ours).expect("it is ours");
         unlockpt(&ours).expect("it can be opened");
         let name = ptsname(&ours, Vec::new()).expect("it has a name");
@@ -135,9 +175,7 @@ impl Live {
             };
             tcsetwinsize(&output, size).expect("it has a size");
         }
-        // On Linux, our side tells the modes of the other one.
-        let before = tcgetattr(&ours).expect("modes").local_modes;
-        let mut child = Command::new(env!("CARGO_BIN_EXE_statehold"))
+        let child = Command::new(env!("CARGO_BIN_EXE_statehold"))
             .args(args)
             .env_clear()
             .env("STATEHOLD_URL", &self.url)
@@ -148,31 +186,7 @@ impl Live {
             .stderr(errors)
             .spawn()
             .expect("the program starts");
-        let mut terminal = std::fs::File::from(ours);
-        let mut answers = answers.iter();
-        let mut next = answers.next();
-        let (mut said, mut answered) = (Vec::new(), 0);
-        loop {
-            while let Some((prompt, typed)) = next
-                && let Some(at) = find(&said[answered..], prompt.as_bytes())
-            {
-                // Input behind the prompt belongs to the next answer.
-                answered += at + prompt.len();
-                terminal.write_all(typed.as_bytes()).expect("it is typed");
-                next = answers.next();
-            }
-            let mut piece = [0; 4096];
-            // The other side closing ends it with an error on Linux.
-            match terminal.read(&mut piece) {
-                Ok(count) if count > 0 => said.extend_from_slice(&piece[..count]),
-                _ => break,
-            }
-        }
-        let after = tcgetattr(&terminal).expect("modes").local_modes;
-        assert_eq!(after, before, "{args:?} left the terminal in another mode");
-        let screen = String::from_utf8_lossy(&said).into_owned();
-        let code = child.wait().expect("it ends").code().expect("by itself");
-        (code, screen)
+        (child, std::fs::File::from(ours))
     }
 
     /// A key with roles, perhaps bound to a user.

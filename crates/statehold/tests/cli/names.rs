@@ -69,7 +69,6 @@ fn what_is_not_there_is_not_found_and_what_is_no_name_is_said_to_be_none() {
     );
     for name in [
         "what",
-        "R1",
         "T1",
         "ses_0198a000000070008000000000000001",
         "",
@@ -81,6 +80,8 @@ fn what_is_not_there_is_not_found_and_what_is_no_name_is_said_to_be_none() {
             &["is not the name of a hold", "R8.h1"],
         );
     }
+    let says = ["is not the name of a hold", "R1.h1"];
+    live.check(&["approvals", "show", "R1"], 2, &says);
     live.check(&["tasks", "show", "T9"], 3, &["there is no task `T9`"]);
     live.check(&["tasks", "show", "R1"], 2, &["is not the name of a task"]);
 }

@@ -129,6 +129,28 @@ fn nobody_answering_says_how_to_start_a_server() {
 }
 
 #[test]
+fn a_key_that_is_not_taken_is_not_asked_for_again() {
+    let refusal = r#"{"status":401,"detail":"send a valid key","code":"unauthenticated"}"#;
+    let server = Scripted::start(vec![json(401, refusal); 2]);
+    let url = ("STATEHOLD_URL", server.url.as_str());
+    let with_key = run(&["sessions", "list"], &[url, ("STATEHOLD_TOKEN", "shk_x")]);
+    assert_eq!(with_key.code, 4, "{with_key:?}");
+    assert!(
+        with_key.err.contains("unknown, revoked or expired"),
+        "{with_key:?}"
+    );
+    let without = run(&["sessions", "list"], &[url]);
+    assert!(without.err.contains("pass a key"), "{without:?}");
+}
+
+#[test]
+fn the_name_of_a_request_leads_to_its_hold() {
+    let ended = run(&["approvals", "approve", "ab12cd/R4"], &[]);
+    assert_eq!(ended.code, 2, "{ended:?}");
+    assert!(ended.err.contains("ab12cd/R4.h1"), "{ended:?}");
+}
+
+#[test]
 fn refusals_have_their_codes_and_errors_in_json_are_json() {
     let problem = |code: &str| format!(r#"{{"status":0,"detail":"said {code}","code":"{code}"}}"#);
     for (status, code, exit) in [
@@ -593,6 +615,11 @@ fn the_doctor_says_what_is_wrong_and_ends_with_ten_if_something_is() {
     let healthy = run(&args, &[listen("127.0.0.1:0")]);
     assert_eq!(healthy.code, 0, "{healthy:?}");
     assert!(healthy.out.contains("✓ lock"), "{}", healthy.out);
+    assert!(
+        healthy.out.lines().all(|line| !line.trim().is_empty()),
+        "{}",
+        healthy.out
+    );
     let open = [listen("0.0.0.0:0"), ("STATEHOLD__AUTH__REQUIRED", "false")];
     let ended = run(&args, &open);
     assert_eq!(ended.code, 10);

@@ -75,12 +75,17 @@ fn screens(story: &Story, question: &str) -> Vec<Screen> {
         screen(
             "approvals approve",
             &["approvals", "approve", &hold],
-            &[("to approve: ", "\n")],
+            &[("of R2.h1: ", "\n")],
         ),
         screen(
             "approvals edit",
             &["approvals", "edit", &hold, "--set", "user_id=8"],
-            &[("to approve: ", "\n")],
+            &[("of R2.h1: ", "\n")],
+        ),
+        screen(
+            "approvals reject",
+            &["approvals", "reject", &hold],
+            &[("[y/N] ", "\n")],
         ),
         screen(
             "approvals dismiss",
@@ -90,7 +95,7 @@ fn screens(story: &Story, question: &str) -> Vec<Screen> {
         screen(
             "approvals respond",
             &["approvals", "respond", question],
-            &[("Answer: ", "\u{4}")],
+            &[("decides nothing): ", "\u{4}")],
         ),
         screen("approvals watch", &["approvals", "watch"], &[("quit", "q")]),
         screen("sessions list", &["sessions", "list"], &[]),

@@ -1,6 +1,6 @@
 //! Following holds and trees.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
@@ -142,7 +142,7 @@ fn a_key_shows_the_whole_hold_and_its_digest_and_then_asks_like_the_command() {
     for typed in ["\n", "y\n", "user 8\n"] {
         let answers = [
             ("q quit", "ay\nuser 7\n"),
-            ("to approve: ", typed),
+            ("of R2.h1: ", typed),
             (back, "\n"),
             ("q quit", "q"),
         ];
@@ -153,7 +153,7 @@ fn a_key_shows_the_whole_hold_and_its_digest_and_then_asks_like_the_command() {
     }
     let answers = [
         ("q quit", "a"),
-        ("to approve: ", "user 7\n"),
+        ("of R2.h1: ", "user 7\n"),
         (back, "\n"),
         ("q quit", "q"),
     ];
@@ -161,7 +161,7 @@ fn a_key_shows_the_whole_hold_and_its_digest_and_then_asks_like_the_command() {
     assert_eq!(code, 0, "{screen}");
     let digest = live.hold(&hold)["action"]["digest"].clone();
     let digest = digest.as_str().expect("a digest");
-    let (before, after) = screen.split_once("to approve: ").expect("it asks");
+    let (before, after) = screen.split_once("of R2.h1: ").expect("it asks");
     assert!(
         before.contains(digest) && before.contains("then it is rejected"),
         "{screen}"
@@ -209,6 +209,41 @@ fn a_key_for_a_decision_that_is_not_offered_does_nothing() {
     assert_eq!(code, 0, "{screen}");
     assert!(!screen.contains("[y/N]"), "{screen}");
     assert_eq!(live.hold(&hold)["status"], "open");
+}
+
+#[test]
+fn a_high_window_lists_more_holds_and_keeps_the_keys() {
+    let live = Live::start();
+    for name in 0..20 {
+        live.ask_to_delete(&live.story(&format!("story {name}")), "low");
+    }
+    for (size, rows_min) in [((120, 40), 18), ((80, 24), 3)] {
+        let answers = [("q quit", "q")];
+        let (code, screen) =
+            live.converse_on_terminal(&["approvals", "watch"], &answers, &[], Some(size));
+        assert_eq!(code, 0, "{screen}");
+        let first = screen.split("F\u{1b}[?7l").next().unwrap_or_default();
+        let rows = first.matches("/R2.h1").count();
+        assert!(rows >= rows_min, "{rows} rows: {first}");
+        assert!(!first.contains("make the window higher"), "{first}");
+        assert!(first.contains("risk: low"), "{first}");
+    }
+}
+
+#[test]
+fn the_end_of_the_terminal_ends_it() {
+    let live = Live::start();
+    live.ask_to_delete(&live.story("a"), "low");
+    let (mut child, mut terminal) = live.spawn_on_terminal(&["approvals", "watch"], &[], None);
+    let mut said = Vec::new();
+    while !String::from_utf8_lossy(&said).contains("q quit") {
+        let mut piece = [0; 4096];
+        let count = terminal.read(&mut piece).expect("it draws");
+        said.extend_from_slice(&piece[..count]);
+    }
+    drop(terminal);
+    // A program that goes on is ended by the runner of the tests.
+    child.wait().expect("it ends by itself");
 }
 
 #[test]

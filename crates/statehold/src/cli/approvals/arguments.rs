@@ -180,6 +180,19 @@ fn hint(around: &Value, name: &str) -> Vec<String> {
     if let Some(kind) = own["type"].as_str() {
         words.push(cell(kind));
     }
+    for (keyword, word) in [
+        ("minimum", "at least"),
+        ("exclusiveMinimum", "above"),
+        ("maximum", "at most"),
+        ("exclusiveMaximum", "below"),
+    ] {
+        if let Some(limit) = own.get(keyword) {
+            words.push(format!("{word} {}", cell(&limit.to_string())));
+        }
+    }
+    if let Some(length) = own["maxLength"].as_u64() {
+        words.push(format!("at most {length} characters"));
+    }
     if let Some(choices) = own["enum"].as_array() {
         let choices: Vec<String> = choices
             .iter()
@@ -238,7 +251,14 @@ pub(super) fn set(
         schema = schema.map(|schema| &schema["properties"][step.as_str()]);
         at = descend(at, step, path)?;
     }
-    *at = typed_value(typed, at, schema);
+    *at = typed_value(typed, at, schema).ok_or_else(|| {
+        Failure::usage(format!(
+            "`{path}` is {at}, and `{typed}` is neither a text nor JSON"
+        ))
+        .hint(format!(
+            "to make it a text, quote it as JSON: --set '{path}=\"{typed}\"'"
+        ))
+    })?;
     Ok(())
 }
 
@@ -266,17 +286,22 @@ fn descend<'a>(at: &'a mut Value, step: &str, path: &str) -> Result<&'a mut Valu
 }
 
 /// Parses a typed value: a string argument stays a string; anything else is JSON, or a string if it
-/// is not valid JSON.
-fn typed_value(typed: &str, before: &Value, schema: Option<&Value>) -> Value {
+/// is not valid JSON. `None` if that would make a text of a number, a list or an object, and no
+/// schema would say so.
+fn typed_value(typed: &str, before: &Value, schema: Option<&Value>) -> Option<Value> {
     let wanted = schema.and_then(|schema| schema["type"].as_str());
     let is_text = match wanted {
         Some(kind) => kind == "string",
         None => before.is_string(),
     };
     if is_text {
-        return typed.into();
+        return Some(typed.into());
     }
-    serde_json::from_str(typed).unwrap_or_else(|_| typed.into())
+    match serde_json::from_str(typed) {
+        Ok(value) => Some(value),
+        Err(_) if wanted.is_none() && !before.is_null() => None,
+        Err(_) => Some(typed.into()),
+    }
 }
 
 /// Lists the differences as lines of `path: before → after`. Safe to print.
@@ -301,6 +326,22 @@ fn compare(path: &str, before: &Value, after: &Value, lines: &mut Vec<String>) {
         for (name, value) in new.iter().filter(|(name, _)| !old.contains_key(*name)) {
             let path = format!("{path}/{}", escape(name));
             lines.push(format!("{}: new → {}", cell(&path), line(value)));
+        }
+        return;
+    }
+    if let (Value::Array(old), Value::Array(new)) = (before, after) {
+        for at in 0..old.len().max(new.len()) {
+            let path = format!("{path}/{at}");
+            match (old.get(at), new.get(at)) {
+                (Some(value), Some(now)) => compare(&path, value, now, lines),
+                (Some(value), None) => {
+                    lines.push(format!("{}: {} → removed", cell(&path), line(value)));
+                }
+                (None, now) => {
+                    let now = now.map(line).unwrap_or_default();
+                    lines.push(format!("{}: new → {now}", cell(&path)));
+                }
+            }
         }
         return;
     }
@@ -402,7 +443,12 @@ mod tests {
             &with("/to/zip", json!("07065")),
         );
         check_set(args(), None, "/list/1=5", &with("/list/1", json!(5)));
-        check_set(args(), None, "user_id=bob", &with("/user_id", json!("bob")));
+        check_set(
+            args(),
+            None,
+            "user_id=\"bob\"",
+            &with("/user_id", json!("bob")),
+        );
         check_set(json!({}), None, "a.b=true", &json!({ "a": { "b": true } }));
         check_set(json!(null), None, "a==", &json!({ "a": "=" }));
         let schema = json!({ "properties": { "code": { "type": "string" } } });
@@ -411,7 +457,17 @@ mod tests {
 
     #[test]
     fn what_cannot_be_set_says_why() {
-        for assignment in ["user_id", "=7", "user_id.x=1", "list.9=1", "a..b=1", "/=1"] {
+        for assignment in [
+            "user_id",
+            "=7",
+            "user_id.x=1",
+            "list.9=1",
+            "a..b=1",
+            "/=1",
+            // No schema would refuse the text.
+            "user_id=bob",
+            "list=1,2",
+        ] {
             let mut args = json!({ "user_id": 7, "list": [1] });
             let failure = set(&mut args, None, assignment).expect_err(assignment);
             assert_eq!(failure.exit, crate::exit::Exit::Usage);
@@ -420,14 +476,18 @@ mod tests {
 
     #[test]
     fn an_edit_shows_what_it_changes() {
-        let before = json!({ "user_id": 7, "old": 1, "to": { "a/b": 1 } });
-        let after = json!({ "user_id": 8, "to": { "a/b": 2 }, "new": "x" });
+        let before =
+            json!({ "user_id": 7, "old": 1, "to": { "a/b": 1 }, "list": [1, { "b": 1 }, 3] });
+        let after =
+            json!({ "user_id": 8, "to": { "a/b": 2 }, "list": [1, { "b": 2 }], "new": "x" });
         assert_eq!(
             differences(&before, &after),
             [
                 "/user_id: 7 → 8",
                 "/old: 1 → removed",
                 "/to/a~1b: 1 → 2",
+                "/list/1/b: 1 → 2",
+                "/list/2: 3 → removed",
                 "/new: new → \"x\""
             ]
         );

@@ -4,9 +4,11 @@
 use serde_json::Value;
 
 use super::arguments::lines;
+use crate::cli::hints::typed;
 use crate::cli::hold::{HoldInfo, MessageInfo};
 use crate::cli::output::{CliOutput, TableCell, TextTable, TextTone, wrapped};
 use crate::cli::printable::{cell, printable};
+use crate::cli::resolve::exact_name;
 
 /// The longest message of a hold on a card.
 pub(super) const MESSAGE_CHARS_MAX: usize = 4_096;
@@ -27,10 +29,14 @@ pub(super) fn lines_of(
     let title = wrapped(&cell(&hold.title), columns);
     card.extend(title.iter().map(|line| TextTone::Strong.paint(line)));
     if let Some(message) = &hold.message {
-        card.extend(prose(message, MESSAGE_CHARS_MAX, columns, ""));
+        let rest = format!(
+            "the rest: statehold approvals show {} --full",
+            exact_name(&hold.session_id, &hold.alias)
+        );
+        card.extend(prose(message, (MESSAGE_CHARS_MAX, &rest), columns, ""));
     }
     card.push(String::new());
-    let facts = TextTable::facts(facts(hold, output), TextTone::Dim);
+    let facts = TextTable::facts(facts(hold, args.is_some(), output), TextTone::Dim);
     card.extend(
         facts
             .render(Some(columns), false)
@@ -50,7 +56,7 @@ pub(super) fn lines_of(
 }
 
 /// The facts that a decision needs, one value each.
-fn facts(hold: &HoldInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> {
+fn facts(hold: &HoldInfo, is_edit: bool, output: &CliOutput) -> Vec<(&'static str, TableCell)> {
     let asks = match hold.for_whom() {
         Some(user) => format!("{} for {user}", hold.agent),
         None => hold.agent.clone(),
@@ -67,12 +73,21 @@ fn facts(hold: &HoldInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> 
         };
         facts.push(("risk", TableCell::new(hold.risk_words()).tone(tone)));
     }
+    facts.extend(hold.approvals().map(|count| {
+        (
+            "approvals",
+            TableCell::new(format!("{count}; each person once")),
+        )
+    }));
     facts.push(("expires", TableCell::new(hold.until(&output.times))));
     let digest = hold
         .action
         .as_ref()
         .and_then(|action| action.digest.as_deref());
-    facts.extend(digest.map(|digest| ("digest", TableCell::new(digest))));
+    // The server compares it with the action that was asked for; the arguments of an edit are in
+    // the decision.
+    let name = if is_edit { "digest before" } else { "digest" };
+    facts.extend(digest.map(|digest| (name, TableCell::new(digest))));
     facts
 }
 
@@ -92,7 +107,7 @@ pub(super) fn conversation(hold: &HoldInfo, columns: usize) -> Vec<String> {
     let mut shown = vec![String::new(), TextTone::Strong.paint(&heading)];
     for message in &excerpt.messages {
         shown.push(format!("  {}", TextTone::Dim.paint(&speaker(message))));
-        shown.extend(prose(&message.text, usize::MAX, columns, "    "));
+        shown.extend(prose(&message.text, (usize::MAX, ""), columns, "    "));
     }
     shown
 }
@@ -118,12 +133,22 @@ fn speaker(message: &MessageInfo) -> String {
     words
 }
 
-/// A text of several lines behind an indent, at most so many characters.
-fn prose(text: &str, chars_max: usize, columns: usize, indent: &str) -> Vec<String> {
+/// A text of several lines behind an indent, at most so many characters. A text that was cut says
+/// where its rest is.
+fn prose(
+    text: &str,
+    (chars_max, rest): (usize, &str),
+    columns: usize,
+    indent: &str,
+) -> Vec<String> {
     let length = text.chars().count();
     let mut shown = printable(&text.chars().take(chars_max).collect::<String>());
     if length > chars_max {
-        let more = format!("… ({} more characters)", length - chars_max);
+        let more = format!(
+            "… ({} more characters)\n{}",
+            length - chars_max,
+            typed(rest)
+        );
         shown.push_str(&more);
     }
     let width = columns.saturating_sub(indent.len());

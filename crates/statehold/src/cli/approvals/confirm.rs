@@ -50,10 +50,13 @@ pub(super) fn confirm_action(
     }
     if !hold.is_high_risk() {
         ask::require_person(given.yes, "an approval")?;
-        return Ok(given.yes || ask::ask_yes("Approve it?")?);
+        return Ok(given.yes || ask::ask_yes(&format!("Approve {}?", hold.in_question()))?);
     }
     if ask::can_ask() {
-        let typed = ask::ask_line(&format!("Type \"{text}\" to approve: "))?;
+        let typed = ask::ask_line(&format!(
+            "Type \"{text}\" to approve {}: ",
+            hold.in_question()
+        ))?;
         return Ok(typed.unwrap_or_default().trim() == text);
     }
     let enough = if given.yes {

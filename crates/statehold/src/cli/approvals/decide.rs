@@ -15,6 +15,8 @@ use super::{card, fetch, resume};
 use crate::cli::ask;
 use crate::cli::hold::{HoldInfo, explain_why_not};
 use crate::cli::output::{CliOutput, error_columns};
+use crate::cli::printable::cell;
+use crate::cli::resolve::exact_name;
 use crate::client::{ApiAnswer, Client, random_key};
 use crate::exit::{Exit, Failure};
 
@@ -92,30 +94,56 @@ pub(in crate::cli) struct RejectArgs {
     /// One of the reasons that the hold offers.
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
+    /// Do not ask. Without a terminal the command never asks.
+    #[arg(short, long)]
+    yes: bool,
 }
 
 impl RejectArgs {
-    /// Without a reason that the hold offers.
+    /// Without a reason that the hold offers, by a person who has seen the hold.
     pub(super) fn of(common: DecisionArgs) -> Self {
-        let reason = None;
-        Self { common, reason }
+        Self {
+            common,
+            reason: None,
+            yes: true,
+        }
     }
 
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "reject", &self.common, output)?;
+        self.require_comment(&hold)?;
+        print_before_decision(&hold, None, output);
+        let is_asked = !self.yes && ask::can_ask();
+        if is_asked && !ask::ask_yes(&format!("Reject {}?", hold.in_question()))? {
+            output.note("nothing was decided");
+            return Ok(Exit::Refused);
+        }
+        self.send(client, &hold, output).await
+    }
+
+    fn require_comment(&self, hold: &HoldInfo) -> Result<(), Failure> {
         if hold.comment_required == Some(true) && self.common.comment.is_none() {
             return Err(
                 Failure::usage(format!("rejecting {} needs a comment", hold.alias))
-                    .hint("give the reason with: --comment TEXT")
-                    .into(),
+                    .hint("give the reason with: --comment TEXT"),
             );
         }
+        Ok(())
+    }
+
+    /// Sends the rejection of a hold that the person has seen.
+    pub(super) async fn send(
+        &self,
+        client: &Client,
+        hold: &HoldInfo,
+        output: &CliOutput,
+    ) -> anyhow::Result<Exit> {
         let mut body = decision_body("reject", None, &self.common);
         if let Some(reason) = &self.reason {
             body["reason"] = reason.as_str().into();
         }
-        send_decision(client, &hold, body, &self.common, output).await
+        send_decision(client, hold, body, &self.common, output).await
     }
 }
 
@@ -139,12 +167,15 @@ impl DismissArgs {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "dismiss", &self.common, output)?;
         ask::require_person(self.yes, "dismissing cancels the request and")?;
-        if !self.yes {
-            print_before_decision(&hold, None, output);
-            if !ask::ask_yes("Cancel the request, with everything below it?")? {
-                output.note("nothing was decided");
-                return Ok(Exit::Refused);
-            }
+        print_before_decision(&hold, None, output);
+        let question = format!(
+            "Cancel {} of {}, with everything below it?",
+            hold.request_alias(),
+            cell(&hold.agent)
+        );
+        if !self.yes && !ask::ask_yes(&question)? {
+            output.note("nothing was decided");
+            return Ok(Exit::Refused);
         }
         let body = decision_body("dismiss", None, &self.common);
         send_decision(client, &hold, body, &self.common, output).await
@@ -377,8 +408,8 @@ fn already_decided(hold: &HoldInfo, output: &CliOutput) -> Failure {
     };
     let message = format!("{} {what}", hold.alias);
     let mut failure = Failure::new(Exit::Conflict, message).hint(format!(
-        "{first}; the result is in: statehold tasks show {}",
-        hold.task_id
+        "{first}; see the decision with: statehold approvals show {}",
+        exact_name(&hold.session_id, &hold.alias)
     ));
     failure.code = Some(code.to_owned());
     if let Some(decision) = &hold.decision {
@@ -398,6 +429,8 @@ fn may_not_decide(hold: &HoldInfo, why: Option<&str>, role: Option<&str>) -> Fai
         .decide_by
         .as_deref()
         .and_then(|by| by.strip_prefix("role:"));
+    // Another key of the same person would not help.
+    let is_own = matches!(why, Some("own_session" | "own_hold" | "own_request"));
     let why = why.map_or_else(
         || "this key may not decide it".to_owned(),
         |word| explain_why_not(word, role.or(needed)),
@@ -406,7 +439,11 @@ fn may_not_decide(hold: &HoldInfo, why: Option<&str>, role: Option<&str>) -> Fai
         Exit::NotAllowed,
         format!("you may not decide {}: {why}", hold.alias),
     )
-    .hint("ask another person to decide, or use another key: STATEHOLD_TOKEN");
+    .hint(if is_own {
+        "ask another person to decide"
+    } else {
+        "ask another person to decide, or use another key: STATEHOLD_TOKEN"
+    });
     failure.code = Some("may_not_decide".to_owned());
     failure
 }

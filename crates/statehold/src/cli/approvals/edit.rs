@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
+use statehold_engine::Schema;
 
 use super::arguments::{differences, set};
 use super::confirm::{self, ConfirmationArgs};
@@ -16,7 +17,8 @@ use super::decide::{
 use super::fetch;
 use crate::cli::ask;
 use crate::cli::hold::ActionInfo;
-use crate::cli::output::CliOutput;
+use crate::cli::output::{CliOutput, error_columns, wrapped};
+use crate::cli::resolve::exact_name;
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 
@@ -61,15 +63,23 @@ impl EditArgs {
         let args = self.edited_arguments(action)?;
         let lines = differences(&action.args, &args);
         if lines.is_empty() {
+            let name = exact_name(&hold.session_id, &hold.alias);
             return Err(
                 Failure::usage("nothing was changed, so nothing was decided")
-                    .hint("to run it as it is: statehold approvals approve HOLD")
+                    .hint(format!(
+                        "to run it as it is: statehold approvals approve {name}"
+                    ))
                     .into(),
             );
         }
+        require_fit(action, &args)?;
         print_before_decision(&hold, Some(&args), output);
+        let columns = error_columns().unwrap_or(usize::MAX);
         for line in lines {
-            output.note(&format!("  {line}"));
+            for (at, line) in wrapped(&line, columns.saturating_sub(4)).iter().enumerate() {
+                let indent = if at == 0 { "  " } else { "    " };
+                output.note(&format!("{indent}{line}"));
+            }
         }
         if !confirm::confirm_action(&hold, Some(&args), &self.confirmation)? {
             output.note("nothing was decided");
@@ -93,6 +103,27 @@ impl EditArgs {
         }
         Ok(args)
     }
+}
+
+/// Requires that arguments fit their schema, before a person is asked to confirm them. The server
+/// decides about those with redacted parts, which are not known here.
+fn require_fit(action: &ActionInfo, args: &Value) -> Result<(), Failure> {
+    let schema = action
+        .args_schema
+        .as_ref()
+        .filter(|_| action.redactions.is_empty());
+    // A schema that this version cannot read is the server's to judge.
+    let schema = schema.and_then(|schema| Schema::new(&schema.to_string()).ok());
+    let errors = schema.map_or_else(Vec::new, |schema| schema.errors(args));
+    if errors.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<String> = errors
+        .iter()
+        .map(|error| format!("{}: {}", error.path, error.message))
+        .collect();
+    let failure = Failure::usage("the arguments do not fit the schema of the action");
+    Err(failure.hint(lines.join("\n")))
 }
 
 fn parse_arguments(text: &str) -> Result<Value, Failure> {

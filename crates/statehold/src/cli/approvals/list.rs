@@ -1,5 +1,7 @@
 //! `statehold approvals list`.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 
 use crate::cli::answers::{LimitArgs, ListPages, read};
@@ -31,6 +33,13 @@ const KINDS: [&str; 6] = [
     "link",
     "credential",
     "reconcile",
+];
+
+const OPEN_COLUMNS: [&str; 9] = [
+    "HOLD", "TITLE", "RISK", "ACTION", "AGENT", "FOR", "SESSION", "AGE", "EXPIRES",
+];
+const DECIDED_COLUMNS: [&str; 9] = [
+    "HOLD", "TITLE", "RISK", "ACTION", "AGENT", "FOR", "SESSION", "AGE", "DECISION",
 ];
 
 #[derive(Debug, Args)]
@@ -131,11 +140,18 @@ pub(super) fn table(
     marked: Option<&str>,
     output: &CliOutput,
 ) -> TextTable {
-    let table = TextTable::new(&[
-        "HOLD", "TITLE", "RISK", "ACTION", "AGENT", "FOR", "SESSION", "AGE", "EXPIRES",
-    ]);
+    let is_decided = !holds.is_empty() && holds.iter().all(|hold| !hold.is_open());
+    let table = TextTable::new(if is_decided {
+        &DECIDED_COLUMNS
+    } else {
+        &OPEN_COLUMNS
+    });
     // The name of the hold has the session.
-    let mut table = table.spare(&["SESSION", "ACTION", "AGENT"]);
+    let mut table = table.spare(&["SESSION", "AGENT", "ACTION"]);
+    let mut titles: BTreeMap<&str, usize> = BTreeMap::new();
+    for hold in holds {
+        *titles.entry(&hold.title).or_default() += 1;
+    }
     for hold in holds {
         let (name, session) = if output.is_terminal {
             let mark = if marked == Some(&hold.id) { "› " } else { "" };
@@ -151,9 +167,12 @@ pub(super) fn table(
             Some("medium") => TextTone::Warning,
             _ => TextTone::Plain,
         };
-        let expires = match hold.expires(&output.times) {
-            None if !hold.is_open() => Some(hold.status.clone()),
-            expires => expires,
+        let expires = match (hold.expires(&output.times), &hold.decision) {
+            (None, Some(decision)) if !hold.is_open() => {
+                Some(format!("{} by {}", hold.status, decision.by))
+            }
+            (None, None) if !hold.is_open() => Some(hold.status.clone()),
+            (expires, _) => expires,
         };
         let expires_tone = if hold.expires_soon(&output.times) {
             TextTone::Warning
@@ -164,9 +183,16 @@ pub(super) fn table(
             .action
             .as_ref()
             .map(|action| excerpt(&action.call_text(), ACTION_CHARS_MAX));
+        // People tell holds of one title apart by their actions, also where that column does not
+        // fit.
+        let is_shared = output.is_terminal && titles.get(&*hold.title) != Some(&1);
+        let title = match &action {
+            Some(action) if is_shared => action.clone(),
+            _ => excerpt(&hold.title, TITLE_CHARS_MAX),
+        };
         table.row(vec![
             TableCell::new(name).tone(TextTone::Strong),
-            TableCell::shown(excerpt(&hold.title, TITLE_CHARS_MAX)),
+            TableCell::shown(title),
             TableCell::optional(hold.risk()).tone(risk_tone),
             TableCell::shown(action.unwrap_or_else(|| cell(&hold.kind))),
             TableCell::new(&hold.agent),

@@ -27,6 +27,24 @@ pub(in crate::cli) struct RespondArgs {
     /// The answer as JSON, for forms.
     #[arg(long, value_name = "JSON")]
     content: Option<String>,
+    /// Do not ask whether the answer may take the place of the result of an action.
+    #[arg(short, long)]
+    yes: bool,
+}
+
+/// The answer to a hold.
+enum GivenAnswer {
+    Content(Value),
+    /// The comment is the answer.
+    InComment,
+    /// The person gave none.
+    Nothing,
+}
+
+impl From<Option<Value>> for GivenAnswer {
+    fn from(content: Option<Value>) -> Self {
+        content.map_or(Self::Nothing, Self::Content)
+    }
 }
 
 impl RespondArgs {
@@ -36,39 +54,48 @@ impl RespondArgs {
             common,
             text: None,
             content: None,
+            yes: false,
         }
     }
 
     pub(super) async fn run(&self, client: &Client, output: &CliOutput) -> anyhow::Result<Exit> {
         let hold = fetch(client, &self.common.hold).await?;
         check_may_decide(&hold, "respond", &self.common, output)?;
-        let content = self.answer(&hold, output)?;
         let mut body = decision_body("respond", None, &self.common);
-        if let Some(content) = content {
-            body["content"] = content;
+        match self.answer(&hold, output)? {
+            GivenAnswer::Content(content) => body["content"] = content,
+            GivenAnswer::InComment => {}
+            GivenAnswer::Nothing => {
+                output.note("nothing was decided");
+                return Ok(Exit::Refused);
+            }
         }
         send_decision(client, &hold, body, &self.common, output).await
     }
 
-    /// The answer from the arguments, or from the person at the terminal. `None` if the comment is
-    /// the answer.
-    fn answer(&self, hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<Option<Value>> {
+    /// The answer from the arguments, or from the person at the terminal.
+    fn answer(&self, hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<GivenAnswer> {
+        let is_given = self.content.is_some() || self.text.is_some();
+        if is_given && !self.confirm_result(hold, output)? {
+            return Ok(GivenAnswer::Nothing);
+        }
         if let Some(json) = &self.content {
-            let content = serde_json::from_str(json).map_err(|error| {
+            let content: Value = serde_json::from_str(json).map_err(|error| {
                 Failure::usage(format!("the answer is not JSON: {error}"))
                     .hint("it looks like {\"city\": \"Rahway\"}; plain text needs no --content")
             })?;
-            return Ok(Some(content));
+            return Ok(GivenAnswer::Content(content));
         }
         match self.text.as_deref() {
             Some("-") => {
                 let mut text = String::new();
                 std::io::stdin().lock().read_to_string(&mut text)?;
-                Ok(Some(text.trim_end_matches(['\n', '\r']).into()))
+                let text = text.trim_end_matches(['\n', '\r']);
+                Ok(GivenAnswer::Content(text.into()))
             }
-            Some(text) => Ok(Some(text.into())),
-            None if self.common.comment.is_some() => Ok(None),
-            None if ask::can_ask() => ask_person(hold, output).map(Some),
+            Some(text) => Ok(GivenAnswer::Content(text.into())),
+            None if self.common.comment.is_some() => Ok(GivenAnswer::InComment),
+            None if ask::can_ask() => ask_person(hold, output).map(GivenAnswer::from),
             None => Err(Failure::usage(
                 "the answer is missing, and there is no terminal to ask on",
             )
@@ -76,29 +103,61 @@ impl RespondArgs {
             .into()),
         }
     }
+
+    /// Asks a person whether the answer on the command line may take the place of the result of an
+    /// action: the agent reads it as a success.
+    fn confirm_result(&self, hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<bool> {
+        let Some(action) = hold.action.as_ref().filter(|_| hold.kind == "approval") else {
+            return Ok(true);
+        };
+        print_before_decision(hold, None, output);
+        if self.yes || !ask::can_ask() {
+            return Ok(true);
+        }
+        let tool = cell(&action.tool);
+        ask::ask_yes(&format!(
+            "Answer {} for {tool}, which does not run?",
+            cell(&hold.alias)
+        ))
+    }
 }
 
-/// Asks the person, field by field if the form has fields.
-fn ask_person(hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<Value> {
+/// Asks the person, field by field if the form has fields. `None` if the person typed nothing.
+fn ask_person(hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<Option<Value>> {
     print_before_decision(hold, None, output);
     if hold.kind == "credential" {
-        return require_answer(ask::ask_secret("Answer (not shown): ")?).map(Value::from);
+        let secret = require_answer(ask::ask_secret("Answer (not shown): ")?)?;
+        return Ok(answer_in(secret));
     }
     let schema = hold.response_schema.as_ref();
     let fields = schema.and_then(|schema| schema["properties"].as_object());
     let Some(fields) = fields else {
-        return require_answer(ask::ask_line("Answer: ")?).map(Value::from);
+        let name = match &hold.action {
+            Some(action) => format!("Result of {}, which does not run", cell(&action.tool)),
+            None => "Answer".to_owned(),
+        };
+        let question = format!("{name} (Enter alone decides nothing): ");
+        return Ok(answer_in(require_answer(ask::ask_line(&question)?)?));
     };
     let required = schema.and_then(|schema| schema["required"].as_array());
     let mut content = Map::new();
     for (name, field) in fields {
         let is_required =
             required.is_some_and(|required| required.iter().any(|wanted| wanted == name));
-        if let Some(value) = ask_field(name, field, is_required)? {
-            content.insert(name.clone(), value);
+        match ask_field(name, field, is_required)? {
+            Some(value) => {
+                content.insert(name.clone(), value);
+            }
+            None if is_required => return Ok(None),
+            None => {}
         }
     }
-    Ok(Value::Object(content))
+    Ok((!content.is_empty()).then_some(Value::Object(content)))
+}
+
+/// The answer in a typed line. `None` without one: Enter alone decides nothing.
+fn answer_in(typed: String) -> Option<Value> {
+    (!typed.trim().is_empty()).then(|| typed.into())
 }
 
 fn ask_field(name: &str, field: &Value, is_required: bool) -> anyhow::Result<Option<Value>> {
@@ -116,7 +175,7 @@ fn ask_field(name: &str, field: &Value, is_required: bool) -> anyhow::Result<Opt
     }
     let title = field["title"].as_str().unwrap_or(name);
     let typed = require_answer(ask::ask_line(&format!("{} ({hint}): ", cell(title)))?)?;
-    if typed.is_empty() && !is_required {
+    if typed.trim().is_empty() {
         return Ok(None);
     }
     if kind == "string" {

@@ -32,14 +32,22 @@ impl ApprovalsShowArgs {
         }
         let hold: HoldInfo = read(&answer)?;
         if output.is_terminal {
-            self.for_people(&hold, output)?;
+            // Approvers need not be able to read tasks.
+            let path = format!("/v1/tasks/{}", hold.task_id);
+            let reads_task = !hold.is_open() && client.get(&path).await.is_ok();
+            self.for_people(&hold, reads_task, output)?;
         } else {
             for_pipes(&hold, output)?;
         }
         Ok(Exit::Done)
     }
 
-    fn for_people(&self, hold: &HoldInfo, output: &CliOutput) -> anyhow::Result<()> {
+    fn for_people(
+        &self,
+        hold: &HoldInfo,
+        reads_task: bool,
+        output: &CliOutput,
+    ) -> anyhow::Result<()> {
         for line in wrapped(&cell(&hold.title), output.columns) {
             output.line(&TextTone::Strong.paint(&line))?;
         }
@@ -74,20 +82,22 @@ impl ApprovalsShowArgs {
             }
         }
         output.line("")?;
-        for line in Self::what_next(hold, output) {
+        for line in Self::what_next(hold, reads_task, output) {
             output.prose(&line)?;
         }
         Ok(())
     }
 
     /// The allowed decisions as commands, or the reason why there are none.
-    fn what_next(hold: &HoldInfo, output: &CliOutput) -> Vec<String> {
+    fn what_next(hold: &HoldInfo, reads_task: bool, output: &CliOutput) -> Vec<String> {
         if !hold.is_open() {
             let task = cell(&hold.task_id);
-            return vec![format!(
-                "{}; the result is in: statehold tasks show {task}",
-                hold.outcome(&output.times)
-            )];
+            let result = if reads_task {
+                format!("; the result is in: statehold tasks show {task}")
+            } else {
+                String::new()
+            };
+            return vec![format!("{}{result}", hold.outcome(&output.times))];
         }
         if hold.may_decide == Some(false) {
             let role = hold
@@ -182,20 +192,20 @@ fn facts(hold: &HoldInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> 
         ("since", TableCell::new(times.show(&hold.created_at))),
     ];
     if hold.is_open() {
-        facts.push(("until", TableCell::new(hold.until(times))));
+        facts.push(("expires", TableCell::new(hold.until(times))));
     }
     if let Some(action) = &hold.action {
-        let risk = action.risk.as_deref();
         let tone = if hold.is_high_risk() {
             TextTone::Bad
         } else {
             TextTone::Plain
         };
-        facts.push(("risk", TableCell::optional(risk).tone(tone)));
-        facts.push((
-            "effect",
-            TableCell::optional(action.effect.as_deref()).tone(tone),
-        ));
+        let or_unknown = |word: &Option<String>| {
+            let word = word.as_deref().unwrap_or("not known");
+            TableCell::new(word).tone(tone)
+        };
+        facts.push(("risk", or_unknown(&action.risk)));
+        facts.push(("effect", or_unknown(&action.effect)));
         facts.push(("digest", TableCell::optional(action.digest.as_deref())));
         if !action.redactions.is_empty() {
             let redacted: Vec<String> = action
@@ -213,19 +223,10 @@ fn facts(hold: &HoldInfo, output: &CliOutput) -> Vec<(&'static str, TableCell)> 
 /// The facts that only some holds have.
 fn more_facts(hold: &HoldInfo) -> Vec<(&'static str, TableCell)> {
     let mut facts = Vec::new();
-    if hold.quorum > 1 {
-        let votes = hold.votes.as_deref().unwrap_or_default();
-        let by = if votes.is_empty() {
-            String::new()
-        } else {
-            format!(": {}", votes.join(", "))
-        };
-        let count = votes.len();
-        facts.push((
-            "approvals",
-            TableCell::new(format!("{count} of {}{by}", hold.quorum)),
-        ));
-    }
+    facts.extend(
+        hold.approvals()
+            .map(|count| ("approvals", TableCell::new(count))),
+    );
     if let Some(group) = hold.group.as_ref().filter(|group| !group.is_null()) {
         facts.push((
             "group",
@@ -248,7 +249,7 @@ fn more_facts(hold: &HoldInfo) -> Vec<(&'static str, TableCell)> {
         let values = [
             ("comment", decision.comment.as_deref().map(Value::from)),
             ("reason", decision.reason.clone()),
-            ("ran with", decision.args.clone()),
+            ("edited to", decision.args.clone()),
             ("answer", decision.content.clone()),
         ];
         for (name, value) in values {

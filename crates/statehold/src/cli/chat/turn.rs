@@ -28,8 +28,10 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 const GONE_MAX: Duration = Duration::from_mins(2);
 /// How long a turn may be silent before the reason is looked for.
 const QUIET_MAX: Duration = Duration::from_secs(3);
-/// The column where the line ends with the agents and the duration.
+/// The column where the agents and the duration begin, if they fit behind it.
 const ABOUT_COLUMN: usize = 64;
+/// The blanks between an answer and the words about it.
+const GAP_MIN: usize = 3;
 
 /// The end of a turn.
 pub(super) struct TurnEnd {
@@ -362,14 +364,13 @@ impl<'a> ChatTurn<'a> {
             [] => took,
             via => format!("via {} · {took}", cell(&via.join(", "))),
         };
+        if about.is_empty() {
+            return write("", "\n");
+        }
         let last = self.printed.lines().last().unwrap_or_default();
         let used = last.width() + self.agent.width() + 2;
-        let gap = " ".repeat(ABOUT_COLUMN.saturating_sub(used).max(3));
-        if about.is_empty() {
-            write("", "\n")
-        } else {
-            write(&format!("{gap}{}", TextTone::Dim.paint(&about)), "\n")
-        }
+        let gap = about_gap(used, about.width(), self.output.columns);
+        write(&format!("{gap}{}", TextTone::Dim.paint(&about)), "\n")
     }
 
     /// Whether the last hold of this turn was rejected, dismissed or expired.
@@ -383,6 +384,23 @@ impl<'a> ChatTurn<'a> {
         };
         let status = text(&answer.body, "status");
         matches!(status, "rejected" | "expired" | "cancelled")
+    }
+}
+
+/// The blanks between an answer and the words about it, which stay on one line: beside the answer
+/// if they fit there.
+fn about_gap(used: usize, about: usize, columns: usize) -> String {
+    let column = ABOUT_COLUMN.min(columns.saturating_sub(about));
+    // A long line has wrapped.
+    let used = if used > columns {
+        used % columns.max(1)
+    } else {
+        used
+    };
+    if used + GAP_MIN + about <= columns {
+        " ".repeat(column.saturating_sub(used).max(GAP_MIN))
+    } else {
+        format!("\n{}", " ".repeat(column))
     }
 }
 
@@ -449,4 +467,28 @@ fn turn_failure(code: String, message: String) -> Failure {
         Failure::new(exit, message).hint("the conversation is kept; send the message again");
     failure.code = Some(code);
     failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_about_an_answer_fit_the_terminal() {
+        for (used, about, columns) in [
+            (8, 24, 80),
+            (60, 24, 80),
+            (79, 24, 80),
+            (300, 24, 80),
+            (8, 24, 120),
+        ] {
+            let gap = about_gap(used, about, columns);
+            let begins = match gap.strip_prefix('\n') {
+                Some(blanks) => blanks.len(),
+                None => used % columns + gap.len(),
+            };
+            assert!(begins + about <= columns, "{used} {about} {columns}");
+        }
+        assert_eq!(about_gap(8, 24, 120).len(), ABOUT_COLUMN - 8);
+    }
 }

@@ -20,8 +20,9 @@ const CLOCK_SECONDS_MIN: u64 = 1_767_225_600;
 /// How far file times may be ahead of the clock: some file systems round.
 const CLOCK_SLACK: Duration = Duration::from_mins(1);
 
-pub(super) fn findings(data: &Path) -> Vec<DoctorFinding> {
-    let mut findings = vec![version(data), directory(data)];
+/// `is_named`: the directory was named on the command line, so it should be there.
+pub(super) fn findings(data: &Path, is_named: bool) -> Vec<DoctorFinding> {
+    let mut findings = vec![version(data), directory(data, is_named)];
     findings.extend(key_file(data, KeyFile::NAME));
     findings.extend(key_ring(data));
     findings.extend(key_file(data, HoldKeyFile::NAME));
@@ -94,11 +95,18 @@ fn read_format(path: &Path) -> std::io::Result<DataFormat> {
     })
 }
 
-fn directory(data: &Path) -> DoctorFinding {
+fn directory(data: &Path, is_named: bool) -> DoctorFinding {
     let name = "data";
     let shown = data.display();
     let found = match std::fs::metadata(data) {
         Ok(found) => found,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && is_named => {
+            return DoctorFinding::warning(
+                name,
+                format!("{shown} does not exist"),
+                "check the name, unless the server has never run: it creates the directory",
+            );
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return DoctorFinding::good(
                 name,
@@ -154,7 +162,11 @@ fn directory(data: &Path) -> DoctorFinding {
 
 fn key_file(data: &Path, name: &'static str) -> Option<DoctorFinding> {
     let path = data.join(name);
-    let mode = std::fs::metadata(&path).ok()?.permissions().mode() & 0o777;
+    let found = std::fs::metadata(&path).ok()?;
+    if let Err(error) = File::open(&path) {
+        return Some(unreadable(name, &path, found.uid(), &error));
+    }
+    let mode = found.permissions().mode() & 0o777;
     let is_open = mode & 0o077 != 0;
     Some(if is_open {
         DoctorFinding::bad(
@@ -165,6 +177,28 @@ fn key_file(data: &Path, name: &'static str) -> Option<DoctorFinding> {
     } else {
         DoctorFinding::good(name, format!("closed to others (mode {mode:o})"))
     })
+}
+
+/// Reports a file that this user cannot open. Whether it is damaged is not known.
+fn unreadable(
+    name: &'static str,
+    path: &Path,
+    owner: u32,
+    error: &std::io::Error,
+) -> DoctorFinding {
+    let me = rustix::process::geteuid().as_raw();
+    let directory = path.parent().unwrap_or(path);
+    DoctorFinding::bad(
+        name,
+        format!(
+            "{} belongs to user {owner} and cannot be read by user {me}: {error}",
+            path.display()
+        ),
+        format!(
+            "run this as the user of the server; if that is user {me}: chown -R {me} {}",
+            directory.display()
+        ),
+    )
 }
 
 /// Reports a key ring that others can read, that is damaged, or that is lost while there are keys that it wrapped.
@@ -276,13 +310,15 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_is_no_problem() {
-        let findings = findings(Path::new("no such place"));
+    fn a_directory_that_is_not_there_is_no_problem_unless_it_was_named() {
+        let missing = Path::new("no such place");
+        let all = findings(missing, false);
         assert!(
-            findings
-                .iter()
+            all.iter()
                 .all(|finding| finding.level == FindingLevel::Good)
         );
+        let named = findings(missing, true);
+        assert_eq!(level(&named, "data"), Some(FindingLevel::Warning));
     }
 
     #[test]
@@ -290,7 +326,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let data = directory.path();
         let store = SqliteStore::open(data, SqliteOptions::default()).expect("it opens");
-        let open = findings(data);
+        let open = findings(data, true);
         assert!(
             open.iter()
                 .all(|finding| finding.level == FindingLevel::Good),
@@ -301,7 +337,10 @@ mod tests {
             read_format(&data.join(FILE_NAME)).expect("a file"),
             DataFormat::Layout(LAYOUT_VERSION)
         );
-        assert_eq!(level(&findings(data), "lock"), Some(FindingLevel::Good));
+        assert_eq!(
+            level(&findings(data, true), "lock"),
+            Some(FindingLevel::Good)
+        );
     }
 
     #[test]
@@ -313,7 +352,7 @@ mod tests {
             started_at: "2026-08-06T12:00:00Z".to_owned(),
         };
         run_file::write(directory.path(), &run).expect("written");
-        let found = level(&findings(directory.path()), "last stop");
+        let found = level(&findings(directory.path(), true), "last stop");
         assert_eq!(found, Some(FindingLevel::Warning));
     }
 
@@ -322,23 +361,32 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let data = directory.path();
         std::fs::write(data.join(FILE_NAME), vec![7; 200]).expect("a file");
-        assert_eq!(level(&findings(data), "version"), Some(FindingLevel::Bad));
+        assert_eq!(
+            level(&findings(data, true), "version"),
+            Some(FindingLevel::Bad)
+        );
         let mut header = b"SQLite format 3\0".to_vec();
         header.resize(100, 0);
         header[60..64].copy_from_slice(&(LAYOUT_VERSION + 1).to_be_bytes());
         header[68..72].copy_from_slice(&APPLICATION_ID.to_be_bytes());
         std::fs::write(data.join(FILE_NAME), &header).expect("a file");
-        assert_eq!(level(&findings(data), "version"), Some(FindingLevel::Bad));
+        assert_eq!(
+            level(&findings(data, true), "version"),
+            Some(FindingLevel::Bad)
+        );
         let keys = data.join(KeyFile::NAME);
         std::fs::write(&keys, "").expect("a file");
         let mode = |mode| {
             std::fs::set_permissions(&keys, std::fs::Permissions::from_mode(mode)).expect("set");
         };
         mode(0o640);
-        assert_eq!(level(&findings(data), "user-keys"), Some(FindingLevel::Bad));
+        assert_eq!(
+            level(&findings(data, true), "user-keys"),
+            Some(FindingLevel::Bad)
+        );
         mode(0o600);
         assert_eq!(
-            level(&findings(data), "user-keys"),
+            level(&findings(data, true), "user-keys"),
             Some(FindingLevel::Good)
         );
     }
@@ -347,14 +395,23 @@ mod tests {
     fn a_lost_or_damaged_key_ring_is_a_problem() {
         let directory = tempfile::tempdir().expect("a directory");
         let data = directory.path();
-        assert_eq!(level(&findings(data), "key-ring"), None);
+        assert_eq!(level(&findings(data, true), "key-ring"), None);
         KeyRing::open(data).expect("begins");
-        assert_eq!(level(&findings(data), "key-ring"), Some(FindingLevel::Good));
+        assert_eq!(
+            level(&findings(data, true), "key-ring"),
+            Some(FindingLevel::Good)
+        );
         std::fs::write(data.join(KeyRing::NAME), "damage\n").expect("a file");
-        assert_eq!(level(&findings(data), "key-ring"), Some(FindingLevel::Bad));
+        assert_eq!(
+            level(&findings(data, true), "key-ring"),
+            Some(FindingLevel::Bad)
+        );
         std::fs::remove_file(data.join(KeyRing::NAME)).expect("removed");
         std::fs::write(data.join(KeyFile::NAME), "a key\n").expect("a file");
-        assert_eq!(level(&findings(data), "key-ring"), Some(FindingLevel::Bad));
+        assert_eq!(
+            level(&findings(data, true), "key-ring"),
+            Some(FindingLevel::Bad)
+        );
         assert!(!data.join(KeyRing::NAME).exists());
     }
 
@@ -363,7 +420,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let open = std::fs::Permissions::from_mode(0o777);
         std::fs::set_permissions(directory.path(), open).expect("set");
-        let found = level(&findings(directory.path()), "data");
+        let found = level(&findings(directory.path(), true), "data");
         assert_eq!(found, Some(FindingLevel::Warning));
     }
 }

@@ -242,6 +242,7 @@ impl ReloadTargets {
             }
             Err(ReloadError::Mistakes(mistakes)) => {
                 for ReloadMistake { message, hint, .. } in mistakes {
+                    let hint = Some(hint).filter(|hint| !hint.is_empty());
                     tracing::warn!(hint, "the configuration has a mistake: {message}");
                 }
                 tracing::warn!("nothing was changed; the server keeps its configuration");

@@ -13,9 +13,10 @@ use statehold_agents::push::{self, Guard};
 use statehold_agents::runner::{ConversationReader, StepHook};
 use statehold_agents::traces::{self, Collector, TraceClientError};
 use statehold_core::name::Name;
+use statehold_engine::api::operations;
 use statehold_engine::policy::Policies;
 use statehold_engine::trace::{Span, Traces};
-use statehold_engine::{Clock, Credential, Engine, OffsetClock, debug_log};
+use statehold_engine::{Caller, Clock, Credential, Engine, OffsetClock, debug_log};
 use statehold_server::accept::{AcceptOptions, serve};
 use statehold_server::read_token;
 use statehold_server::seal::Sealer;
@@ -27,16 +28,14 @@ use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing_subscriber::EnvFilter;
 
+use super::log::start_log;
 use super::reload::{ActiveConfig, ConfigReloader, HangupSignals, MakePlan, ReloadContext};
 use super::{PlannedStorage, ServePlan};
 use crate::cli::globals::DEFAULT_URL;
-use crate::cli::output::CliOutput;
+use crate::cli::output::{CliOutput, plural};
 use crate::cli::printable;
-use crate::config::{
-    Config, ConfigEnvironment, ConfigMistakes, LogConfig, LogFormat, ServerConfig, declare_agents,
-};
+use crate::config::{Config, ConfigEnvironment, ConfigMistakes, ServerConfig, declare_agents};
 use crate::demo::{self, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
 use crate::leftover_programs;
@@ -154,6 +153,7 @@ async fn run_server(
         url: &url,
         demo: &demo,
         was_unclean,
+        open_holds: count_open_holds(&engine, &tenant, was_unclean).await,
         has_keys,
         begun,
     };
@@ -192,8 +192,15 @@ fn open_dial_core(named: Option<(String, Credential)>) -> anyhow::Result<Option<
 
 /// Listens at an address, and names it.
 async fn listen(address: SocketAddr) -> anyhow::Result<(TcpListener, String)> {
-    let listener = TcpListener::bind(address).await;
-    let listener = listener.with_context(|| format!("cannot listen on {address}"))?;
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        let is_taken = error.kind() == std::io::ErrorKind::AddrInUse;
+        let failure = Failure::new(Exit::Failed, format!("cannot listen on {address}"));
+        anyhow::Error::new(error).context(if is_taken {
+            failure.hint("choose another port: dev --port 7718, or serve --listen 127.0.0.1:7718")
+        } else {
+            failure
+        })
+    })?;
     let url = format!("http://{}", listener.local_addr()?);
     Ok((listener, url))
 }
@@ -334,7 +341,23 @@ fn write_run_file(data: &Path, url: &str) -> anyhow::Result<()> {
         url: url.to_owned(),
         started_at: jiff::Timestamp::now().to_string(),
     };
-    run_file::write(data, &run)
+    match run_file::write(data, &run) {
+        // Reads work with a full disk too, and the file only informs people.
+        Err(error) if is_full(&error) => {
+            tracing::warn!("the disk is full: {error:#}; reads work, and writes are refused");
+            Ok(())
+        }
+        written => written,
+    }
+}
+
+fn is_full(error: &anyhow::Error) -> bool {
+    let mut kinds = error.chain().filter_map(|cause| {
+        let of_json = cause.downcast_ref::<serde_json::Error>();
+        let kind = of_json.and_then(serde_json::Error::io_error_kind);
+        kind.or_else(|| Some(cause.downcast_ref::<std::io::Error>()?.kind()))
+    });
+    kinds.any(|kind| kind == std::io::ErrorKind::StorageFull)
 }
 
 /// Serves until this process is asked to stop and running calls have finished. Returns false if a
@@ -407,8 +430,22 @@ struct StartBanner<'a> {
     url: &'a str,
     demo: &'a EmbeddedDemo,
     was_unclean: bool,
+    /// Counted after an unclean stop only.
+    open_holds: usize,
     has_keys: bool,
     begun: Instant,
+}
+
+/// The open holds of a tenant after an unclean stop; none if the store does not answer.
+async fn count_open_holds(engine: &Engine, tenant: &Name, was_unclean: bool) -> usize {
+    if !was_unclean {
+        return 0;
+    }
+    let counts = operations::counts(engine, &Caller::local(tenant.clone())).await;
+    let work = counts.ok().and_then(|counts| counts.work);
+    work.map_or(0, |work| {
+        usize::try_from(work.open_holds).unwrap_or(usize::MAX)
+    })
 }
 
 /// Prints the start banner: only what this server really serves.
@@ -463,18 +500,29 @@ fn print_banner(plan: &ServePlan, output: &CliOutput, banner: &StartBanner<'_>) 
         let names = names.join(", ");
         row("Agents", &format!("{names} (rules, no model)"));
     }
+    let declared = config.agents.keys().map(Name::as_str);
+    let declared: Vec<&str> = declared.filter(|name| !names.contains(name)).collect();
+    if !declared.is_empty() {
+        let row_name = if names.is_empty() { "Agents" } else { "" };
+        row(row_name, &format!("{} (declared)", declared.join(", ")));
+    }
     if banner.was_unclean {
         let what = "from an unclean stop; all acknowledged writes are there";
         row("Recovered", what);
+        if banner.open_holds > 0 {
+            let count = plural(banner.open_holds, "hold");
+            row("", &format!("{count} open: statehold approvals list"));
+        }
     }
     if config.auth.required && !banner.has_keys {
         let command = format!("statehold token create --role admin --data {data}");
         row("Keys", &format!("none yet: stop, then: {command}"));
     }
-    let next = if names.is_empty() {
-        "statehold sessions list"
-    } else {
-        "statehold chat"
+    let next = match (names.as_slice(), declared.as_slice()) {
+        ([], []) => "statehold sessions list".to_owned(),
+        ([], [only]) => format!("statehold chat {only}"),
+        ([], all) if !all.contains(&"coordinator") => format!("statehold chat {}", all[0]),
+        _ => "statehold chat".to_owned(),
     };
     let at = if url == DEFAULT_URL {
         String::new()
@@ -519,36 +567,6 @@ fn remove_own_files(data: &Path) -> anyhow::Result<()> {
         remove_existing(&file)?;
     }
     Ok(())
-}
-
-fn start_log(log: &LogConfig) -> anyhow::Result<()> {
-    let filter = log_filter(log)?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        // After the terminal is closed there is nowhere to report log errors.
-        .log_internal_errors(false)
-        .with_writer(std::io::stderr);
-    let started = match log.format {
-        LogFormat::Text => lines.with_ansi(false).try_init(),
-        LogFormat::Json => lines.json().try_init(),
-    };
-    started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
-}
-
-/// The log filter.
-pub(in crate::cli) fn log_filter(log: &LogConfig) -> anyhow::Result<EnvFilter> {
-    let mut level = log.level.clone();
-    if !level.contains("rmcp") {
-        // rmcp logs text of tool servers at every connection.
-        level.push_str(",rmcp=off");
-    }
-    EnvFilter::try_new(level).with_context(|| {
-        let message = format!(
-            "`log.level` is {:?}, which is not a level or filter",
-            log.level
-        );
-        Failure::usage(message).hint("use error, warn, info, debug or trace")
-    })
 }
 
 /// Limits connections so that file descriptors remain for the data: a refused client can retry, but

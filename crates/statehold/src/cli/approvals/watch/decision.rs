@@ -56,7 +56,7 @@ async fn send(
                 comment: Some(why),
                 ..common
             };
-            RejectArgs::of(common).run(client, output).await?
+            RejectArgs::of(common).send(client, &shown, output).await?
         }
         WatchKey::Next | WatchKey::Previous | WatchKey::Quit => return Ok(()),
     };

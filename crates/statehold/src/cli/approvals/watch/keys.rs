@@ -168,6 +168,10 @@ impl WatchKeys {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => 0,
                 Err(_) => return Ok(WatchKey::Quit),
             };
+            if count == 0 && ready.ready().is_read_closed() {
+                // A closed terminal stays readable for ever, and reads nothing.
+                return Ok(WatchKey::Quit);
+            }
             if count < READ_BYTES {
                 ready.clear_ready();
             }

@@ -11,7 +11,7 @@ use super::super::list::table;
 use super::changes::WatchedChange;
 use super::keys::WatchKey;
 use crate::cli::answers::{read, text};
-use crate::cli::frame::Frame;
+use crate::cli::frame::{self, Frame};
 use crate::cli::hints::typed;
 use crate::cli::hold::{HoldInfo, explain_why_not};
 use crate::cli::output::{CliOutput, TextTone};
@@ -19,9 +19,10 @@ use crate::cli::printable::{cell, excerpt};
 use crate::cli::resolve::{HoldNames, exact_name, short};
 use crate::cli::tree::{SessionTree, TreeExtent};
 use crate::client::Client;
+use crate::exit::Exit;
 
-/// How many open holds are listed at once.
-const LISTED: usize = 6;
+/// So many open holds are listed at once, however low the window is. A higher one has more.
+const LISTED_MIN: usize = 3;
 /// How many decisions stay on the screen.
 const DECIDED_SHOWN: usize = 3;
 /// How long the tree of a decided hold stays, so that people see the tasks resume.
@@ -44,6 +45,8 @@ pub(super) struct WatchScreen {
     has_keys: bool,
     /// The hold that keys would decide.
     selected: Option<String>,
+    /// Whether this key may read trees: one that may not is refused once, and not every second.
+    reads_trees: bool,
 }
 
 impl WatchScreen {
@@ -51,6 +54,7 @@ impl WatchScreen {
         Self {
             has_keys,
             selected: None,
+            reads_trees: true,
             client: client.within(PATIENCE),
             frame: Frame::new(),
             decided: VecDeque::new(),
@@ -80,18 +84,14 @@ impl WatchScreen {
             .map(read)
             .collect::<anyhow::Result<Vec<HoldInfo>>>()?;
         self.selected = self.selected_in(&holds).map(|hold| hold.id.clone());
-        let mut lines = vec![self.headline(holds.len(), output), String::new()];
-        if holds.is_empty() {
-            lines.push("Nothing waits for a person.".to_owned());
-        } else {
-            lines.extend(self.list(&holds, output));
-        }
+        let mut lines = Vec::new();
         if let Some(hold) = self.selected_in(&holds).filter(|_| self.has_keys) {
             lines.push(String::new());
             lines.extend(brief(hold, output));
             lines.push(keys_of(hold));
         }
-        lines.extend(self.tree(&holds, output).await);
+        let tree_at = lines.len();
+        let tree = self.tree(&holds, output).await;
         if !self.decided.is_empty() {
             lines.push(String::new());
             lines.push(TextTone::Strong.paint("decided"));
@@ -107,7 +107,22 @@ impl WatchScreen {
         }
         lines.push(String::new());
         lines.push(self.footer(&holds));
-        self.frame.draw(&lines)
+        // The keys stay on the screen: the tree, and then the list, have what the other lines
+        // leave. Four more are the headline, a blank one, the header of the list, and the line of
+        // the cursor.
+        let room = frame::rows().saturating_sub(lines.len() + 4);
+        let listed_min = holds.len().min(LISTED_MIN + 1);
+        let tree = shortened(tree, room.saturating_sub(listed_min));
+        let room = room.saturating_sub(tree.len()).max(listed_min);
+        drop(lines.splice(tree_at..tree_at, tree));
+        let mut all = vec![self.headline(holds.len(), output), String::new()];
+        if holds.is_empty() {
+            all.push("Nothing waits for a person.".to_owned());
+        } else {
+            all.extend(self.list(&holds, room, output));
+        }
+        all.extend(lines);
+        self.frame.draw(&all)
     }
 
     fn headline(&self, count: usize, output: &CliOutput) -> String {
@@ -121,8 +136,8 @@ impl WatchScreen {
     }
 
     /// The tree of the session decided last, or of the most urgent hold.
-    async fn tree(&self, holds: &[HoldInfo], output: &CliOutput) -> Vec<String> {
-        if self.trouble.is_some() {
+    async fn tree(&mut self, holds: &[HoldInfo], output: &CliOutput) -> Vec<String> {
+        if self.trouble.is_some() || !self.reads_trees {
             return Vec::new();
         }
         let now = output.times.now.as_second();
@@ -134,8 +149,12 @@ impl WatchScreen {
             (None, None) => return Vec::new(),
         };
         // A key that may decide holds but not read sessions gets no tree.
-        let Ok(tree) = SessionTree::load(&self.client, session).await else {
-            return Vec::new();
+        let tree = match SessionTree::load(&self.client, session).await {
+            Ok(tree) => tree,
+            Err(failure) => {
+                self.reads_trees = failure.exit != Exit::NotAllowed;
+                return Vec::new();
+            }
         };
         let heading = format!("session {}", cell(&short(text(&tree.answer, "session_id"))));
         let mut lines = vec![String::new(), TextTone::Strong.paint(&heading)];
@@ -165,23 +184,33 @@ impl WatchScreen {
         chosen.or(holds.first())
     }
 
-    /// The rows around the selected hold.
-    fn list(&self, holds: &[HoldInfo], output: &CliOutput) -> Vec<String> {
+    /// The rows around the selected hold, as many as there is room for. Long titles take several
+    /// lines.
+    fn list(&self, holds: &[HoldInfo], room: usize, output: &CliOutput) -> Vec<String> {
         let at = holds
             .iter()
             .position(|hold| Some(&hold.id) == self.selected.as_ref());
-        let last = holds.len().saturating_sub(LISTED);
-        let begin = at.unwrap_or(0).saturating_sub(LISTED / 2).min(last);
-        let shown: Vec<HoldInfo> = holds.iter().skip(begin).take(LISTED).cloned().collect();
         let marked = self.selected.as_deref().filter(|_| self.has_keys);
-        let table = table(&shown, &HoldNames::default(), marked, output);
-        let table = table.render(Some(output.columns), true);
-        let mut lines: Vec<String> = table.lines().map(str::to_owned).collect();
-        let left_out = holds.len() - shown.len();
-        if left_out > 0 {
-            lines.push(format!("… {left_out} more"));
+        let mut count = room.min(holds.len());
+        loop {
+            let last = holds.len().saturating_sub(count);
+            let begin = at.unwrap_or(0).saturating_sub(count / 2).min(last);
+            let shown = &holds[begin..begin + count];
+            let table = table(shown, &HoldNames::default(), marked, output);
+            let table = table.render(Some(output.columns), true);
+            let mut lines: Vec<String> = table.lines().map(str::to_owned).collect();
+            let left_out = holds.len() - shown.len();
+            // One line is the header, and one says how many are left out.
+            let height = lines.len() + usize::from(left_out > 0);
+            if count > 1 && height > room + 1 {
+                count -= 1;
+                continue;
+            }
+            if left_out > 0 {
+                lines.push(format!("… {left_out} more"));
+            }
+            return lines;
         }
-        lines
     }
 
     /// Takes a key. Returns the hold to decide, if it begins a decision that is offered.
@@ -214,6 +243,18 @@ fn offers(hold: &HoldInfo, decision: &str) -> bool {
         && hold.allowed.iter().any(|allowed| allowed == decision)
 }
 
+/// The first lines of a tree, as many as there is room for; a note takes the place of the others.
+fn shortened(mut tree: Vec<String>, room: usize) -> Vec<String> {
+    if tree.len() > room {
+        // A heading without anything below it says nothing.
+        tree.truncate(if room > 3 { room - 1 } else { 0 });
+        if !tree.is_empty() {
+            tree.push("…".to_owned());
+        }
+    }
+    tree
+}
+
 /// The selected hold in a few lines. The whole of it is shown before a decision.
 fn brief(hold: &HoldInfo, output: &CliOutput) -> Vec<String> {
     let title = excerpt(&hold.title, output.columns);
@@ -223,7 +264,7 @@ fn brief(hold: &HoldInfo, output: &CliOutput) -> Vec<String> {
     }
     if let Some(action) = &hold.action {
         lines.push(excerpt(&action.call_text(), output.columns));
-        lines.push(hold.risk_words());
+        lines.push(format!("risk: {}", hold.risk_words()));
     }
     lines
 }
