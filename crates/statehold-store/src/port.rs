@@ -222,6 +222,16 @@ pub trait Store: Send + Sync + 'static {
     /// If the store takes no more commits at all.
     async fn begin_commit(&self, commit: Commit) -> Result<PendingCommit, StoreError>;
 
+    /// Waits until each commit that was begun before is written or refused. A commit that is encrypted when the key of
+    /// its user is deleted would otherwise be written after a reader looked for it.
+    ///
+    /// # Errors
+    ///
+    /// If the store takes no more commits at all.
+    async fn settle_begun_commits(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// The state of a session, from its projections.
     async fn load(&self, session: SessionId) -> Result<Option<SessionState>, StoreError>;
 

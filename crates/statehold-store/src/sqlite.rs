@@ -160,6 +160,8 @@ pub struct SqliteStore {
     tail: Arc<Tail>,
     damage: Arc<DamageLog>,
     keys: Arc<dyn SealKeys>,
+    /// Read from the encryption of a commit until it is in line.
+    sealing: tokio::sync::RwLock<()>,
     times: Arc<CommitTimes>,
     locked: DataDirectory,
 }
@@ -221,6 +223,7 @@ impl SqliteStore {
             tail,
             damage,
             keys,
+            sealing: tokio::sync::RwLock::default(),
             times,
             locked,
         })
@@ -544,6 +547,7 @@ impl_store! {
     }
 
     async fn begin_commit(&self, mut commit: Commit) -> Result<PendingCommit, StoreError> {
+        let _sealing = self.sealing.read().await;
         // Here, so that the writing thread encrypts and hashes nothing of a caller.
         sealing::prepare(&mut commit, &*self.keys)?;
         commit.answer_sum = commit.answer.as_ref().map(sums::answer_sum);
@@ -559,6 +563,11 @@ impl_store! {
         });
         let (commit, places) = self.noted(session, looked_up.await)?;
         self.writer.begin_commit(commit, places).await
+    }
+
+    async fn settle_begun_commits(&self) -> Result<(), StoreError> {
+        drop(self.sealing.write().await);
+        self.writer.run(|_| Ok(())).await
     }
 
     async fn session(&self, session: SessionId) -> Result<Option<SessionSummary>, StoreError> {

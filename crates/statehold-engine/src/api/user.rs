@@ -88,7 +88,8 @@ impl Engine {
         let keys = std::sync::Arc::clone(&inner.payload_keys);
         let deleted = tokio::task::spawn_blocking(move || keys.delete(&KeyOwner::User(user))).await;
         deleted.map_err(|_| EngineError::Stopping)??;
-        // Commits that were decided before this began are in the store by now, or are refused without the key.
+        // Commits that were encrypted before are in the store after this; later ones are refused without the key.
+        inner.store.settle_begun_commits().await?;
         sessions += self.delete_sessions_of(caller, user).await?;
         self.delete_values_of(caller, user).await?;
         keys_revoked += self.revoke_keys_of(caller, user).await?;
