@@ -371,7 +371,8 @@ pub(super) struct DeliveryDelays {
 impl DeliveryDelays {
     /// Whether a decision is delivered again after this error.
     pub(super) fn has_next(&self, error: &EndpointError) -> bool {
-        self.attempts < DELIVERY_DELAYS_SECONDS.len() || error.is_unavailable()
+        let is_away = error.is_unavailable() || error.is_of_gateway();
+        self.attempts < DELIVERY_DELAYS_SECONDS.len() || is_away
     }
 
     /// Waits for the next attempt.

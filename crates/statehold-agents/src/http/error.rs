@@ -159,6 +159,12 @@ impl EndpointError {
         }
     }
 
+    /// Whether a gateway before the service found it down or slow. DIAL Core answers so for an application.
+    pub(crate) fn is_of_gateway(&self) -> bool {
+        let of_gateway = [StatusCode::BAD_GATEWAY, StatusCode::GATEWAY_TIMEOUT];
+        matches!(self, Self::Status { status, .. } if of_gateway.contains(status))
+    }
+
     /// Whether a retry or a longer timeout may help.
     pub(crate) fn is_worth_retrying(&self) -> bool {
         self.is_transient() || matches!(self, Self::Timeout { .. })

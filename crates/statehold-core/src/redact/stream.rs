@@ -33,6 +33,8 @@ pub struct TextStream {
     /// The length of the text at which it is scanned again. While much is held back, it is scanned each time that
     /// this has grown by an eighth, so that a text in small pieces costs little more than its length.
     scan_at: usize,
+    /// Where a secret may begin that has not ended. What was released of it lies behind.
+    uncertain_from: usize,
     /// How many bytes may be scanned now.
     credit: usize,
     #[cfg(test)]
@@ -75,8 +77,8 @@ impl TextStream {
             return String::new();
         }
         let found = self.scan();
-        let cut = self.cut(&found);
-        let shown = self.show(cut, &found);
+        self.uncertain_from = self.cut(&found);
+        let shown = self.show(self.uncertain_from.max(self.shown), &found);
         let held = self.text.len() - self.shown;
         let more = if held > CONTEXT_BYTES_MAX {
             held / 8
@@ -91,13 +93,13 @@ impl TextStream {
         shown
     }
 
-    /// Shows what is held back if it has at most so many bytes: the beginning of a secret that
-    /// short says nothing about it. Not for rules with patterns of their own, which say nothing
-    /// about beginnings.
+    /// Shows what is held back if what may be the beginning of a secret has at most so many bytes,
+    /// with those that were released before: so short a beginning says nothing about a secret. Not
+    /// for rules with patterns of their own, which say nothing about beginnings.
     pub fn release_short(&mut self, bytes_max: usize) -> String {
-        let held = self.text.len() - self.shown;
+        let uncertain = self.text.len() - self.uncertain_from;
         let is_known = self.has_begun && !self.is_stopped && !self.redactor.has_patterns();
-        if !is_known || held > bytes_max {
+        if !is_known || uncertain > bytes_max {
             return String::new();
         }
         let from = std::mem::replace(&mut self.shown, self.text.len());
@@ -143,7 +145,7 @@ impl TextStream {
                 cut = cut.min(found.at.start);
             }
         }
-        cut.max(self.shown)
+        cut
     }
 
     fn show(&mut self, cut: usize, found: &[Found]) -> String {
@@ -170,6 +172,7 @@ impl TextStream {
         let from = self.text.ceil_char_boundary(self.shown - CONTEXT_BYTES_MAX);
         self.text.drain(..from);
         self.shown -= from;
+        self.uncertain_from = self.uncertain_from.saturating_sub(from);
     }
 }
 

@@ -30,7 +30,7 @@ use statehold_core::name::Name;
 use statehold_core::session::Owner;
 use statehold_core::time::Timestamp;
 
-use self::pause_text::{approval_reminder, question_reminder};
+use self::pause_text::{approval_reminder, credential_reminder, question_reminder};
 use self::recall::{Recall, RecalledSession, SearchStep, with_members, with_note};
 use self::search::TurnSearch;
 use super::item::write::output;
@@ -451,7 +451,8 @@ async fn find_or_start(
         is_new: found.is_none() && !is_replay,
         is_replay,
         reminder: question_reminder(&search.unanswered)
-            .or_else(|| search.undecided.as_ref().map(approval_reminder)),
+            .or_else(|| search.undecided.as_ref().map(approval_reminder))
+            .or_else(|| search.given_credential.as_ref().map(credential_reminder)),
     })))
 }
 

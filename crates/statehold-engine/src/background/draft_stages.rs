@@ -538,6 +538,23 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_in_pieces_of_a_name_is_not_shown_however_short_they_are() {
+        let redactor = Redactor::new(Vec::new());
+        let secret = format!("ghp_{}", "a1B2c3D4e5".repeat(4));
+        for size in 1..=5 {
+            let (mut log, mut place) = (StageLog::default(), LogPosition::default());
+            log.write(opened(None, "by "), Some(&redactor));
+            for piece in secret.as_bytes().chunks(size) {
+                let piece = std::str::from_utf8(piece).expect("ASCII");
+                log.write(named(0, piece), Some(&redactor));
+            }
+            log.write(closed(0), Some(&redactor));
+            let shown = read(&log, &mut place);
+            assert!(!shown.contains(&secret[..6]), "{size}: {shown}");
+        }
+    }
+
+    #[test]
     fn a_name_that_goes_on_after_its_end_never_completes_a_secret() {
         let redactor = Redactor::new(Vec::new());
         let secret = format!("ghp_{}", "a1B2c3D4e5".repeat(4));

@@ -268,10 +268,16 @@ fn without_scheme(value: &str) -> &str {
     }
 }
 
-/// Whether a header has a key or a read token of this server, and not one of somebody else.
+/// Whether a header has a key or a read token of this server, in whatever scheme and spelling. One begins where a word
+/// does: within a token of somebody else the same characters come by chance.
 pub(crate) fn is_own_key(value: &str) -> bool {
-    let secret = without_scheme(value);
-    secret.starts_with(KEY_PREFIX) || read_token::is_token(secret)
+    let is_of_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
+    (0..value.len()).any(|at| {
+        let before = at.checked_sub(1).map(|before| value.as_bytes()[before]);
+        let begins_word = before.is_none_or(|byte| !is_of_word(&byte));
+        let rest = value.get(at..).filter(|_| begins_word);
+        rest.is_some_and(|rest| rest.starts_with(KEY_PREFIX) || read_token::is_token(rest))
+    })
 }
 
 /// A header as text. A repeated header is refused.
@@ -651,7 +657,16 @@ mod tests {
 
     #[test]
     fn a_key_of_this_server_begins_with_its_prefix_and_a_token_that_contains_it_is_foreign() {
-        for value in ["shk_1", "Bearer shk_1", "bearer  shk_1"] {
+        for value in [
+            "shk_1",
+            "Bearer shk_1",
+            "bearer  shk_1",
+            "Basic shk_1",
+            "Bearer\tshk_1",
+            "Bearer: \"shk_1\"",
+            "Bearer Bearer shk_1",
+            "Bearer x,Bearer shk_1",
+        ] {
             assert!(is_own_key(value), "{value}");
         }
         for value in [

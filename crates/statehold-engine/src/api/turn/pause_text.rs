@@ -72,6 +72,15 @@ pub(super) fn question_reminder(questions: &[HoldDetail]) -> Option<String> {
     })
 }
 
+/// One line about a message that was not read, because its call brought the credential that a turn waited for.
+pub(super) fn credential_reminder(hold: &HoldDetail) -> String {
+    let agent = HoldView::of(hold).agent;
+    format!(
+        "(This call brought the key that {agent} waited for, so {agent} went on. The words of the message were not \
+         read; send them again.)"
+    )
+}
+
 /// One line about an approval, for a reader whose message sounds like one.
 pub(super) fn approval_reminder(approval: &HoldDetail) -> String {
     let agent = HoldView::of(approval).agent;

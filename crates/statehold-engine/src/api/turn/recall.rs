@@ -348,7 +348,7 @@ impl Recall<'_> {
             let Some(coverage) = transcript.precedes(turn, &earlier[..at]).await? else {
                 continue;
             };
-            let fit = transcript.fit_after(turn).await?;
+            let fit = transcript.fit_after(turn, 0).await?;
             let rank = Rank {
                 is_guess: transcript.is_guess,
                 coverage,

@@ -73,6 +73,8 @@ pub(super) struct TurnSearch<'a> {
     pub(super) unanswered: Vec<HoldDetail>,
     /// The open approval that the sender of the message may believe to decide by it.
     pub(super) undecided: Option<HoldDetail>,
+    /// The hold that the credential of the call has answered, in the place of the message.
+    pub(super) given_credential: Option<HoldDetail>,
 }
 
 impl<'a> TurnSearch<'a> {
@@ -95,6 +97,7 @@ impl<'a> TurnSearch<'a> {
             continues: None,
             unanswered: Vec::new(),
             undecided: None,
+            given_credential: None,
         })
     }
 
@@ -174,11 +177,11 @@ impl<'a> TurnSearch<'a> {
 
     /// Lets a turn go on that waits for a credential such as the call has one. The credential is the answer: the
     /// words of the message are not read.
-    async fn give_awaited_credential(&self) -> Result<Option<RequestId>, EngineError> {
+    async fn give_awaited_credential(&mut self) -> Result<Option<RequestId>, EngineError> {
         let Some(audience) = self.input.audience() else {
             return Ok(None);
         };
-        let waiting = awaited_credentials(self.engine, self.input, audience).await?;
+        let mut waiting = awaited_credentials(self.engine, self.input, audience).await?;
         let Some(root) = waiting.first().map(|(_, root)| *root) else {
             return Ok(None);
         };
@@ -194,6 +197,7 @@ impl<'a> TurnSearch<'a> {
             };
             decide_resuming(self.engine, (&self.input.call, None), None, hold, answer).await?;
         }
+        self.given_credential = Some(waiting.swap_remove(0).0);
         Ok(Some(root))
     }
 

@@ -282,6 +282,30 @@ async fn a_question_is_answered_in_the_place_of_its_reference() {
 }
 
 #[tokio::test]
+async fn a_turn_that_ends_after_later_ones_keeps_the_conversation_in_its_session() {
+    let scene = Scene::new().await;
+    let mut window = Window::of(&scene.ann);
+    let call = window.send_with("weather?", &[ASK]);
+    let work = scene.claim().await;
+    let schema = json!({"type": "string", "enum": ["Ohio", "Texas"]});
+    let question =
+        json!({"kind": "question", "title": "Which Springfield?", "response_schema": schema});
+    scene.ask(&work, question).await;
+    let session = window.keep(call).await;
+    act(&scene.helper, &work, "release", json!({}))
+        .await
+        .ok(200);
+    // The conversation goes on, and then the question is answered.
+    assert_eq!(window.turn(&scene, "note milk").await, session);
+    let call = window.send("Ohio");
+    let work = claim(&scene.helper, "helper").await;
+    scene.complete(&work, "Sunny.").await;
+    assert_eq!(window.keep(call).await, session);
+    assert_eq!(window.turn(&scene, "thanks").await, session);
+    assert_eq!(window.turn(&scene, "bye").await, session);
+}
+
+#[tokio::test]
 async fn an_answer_that_came_after_its_pause_is_told_in_the_place_of_the_reference() {
     let scene = Scene::new().await;
     let mut window = Window::of(&scene.ann);

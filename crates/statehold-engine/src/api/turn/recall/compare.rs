@@ -169,14 +169,18 @@ impl ClientTranscript<'_> {
         Ok(fits.then_some(coverage))
     }
 
-    /// Compares the turns after the last one that the client knows.
-    pub(super) async fn fit_after(&mut self, turn: usize) -> Result<Fit, EngineError> {
+    /// Compares the turns after the last one that the client knows. Turns that had started at the revision `known` were
+    /// told to the client before: a turn that waits for a person may end after later ones.
+    pub(super) async fn fit_after(&mut self, turn: usize, known: u64) -> Result<Fit, EngineError> {
         for later in turn + 1..self.turns.len() {
             if self.turns[later].answer.is_none() && self.has_failed(later).await? {
                 continue;
             }
             let detail = self.detail(self.turns[later].request).await?;
             let started_by = detail.request.started_by();
+            if started_by <= known {
+                continue;
+            }
             return Ok(Fit::Past(started_by.saturating_sub(1)));
         }
         Ok(Fit::Head {

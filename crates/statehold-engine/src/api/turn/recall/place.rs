@@ -173,7 +173,7 @@ impl Recall<'_> {
         let last = transcript.turns[turn].last;
         let ended = transcript.detail(last).await?.request.ended();
         let is_answered = ended.is_some_and(|ended| ended.ended_by <= reference.revision);
-        let fit = match transcript.fit_after(turn).await? {
+        let fit = match transcript.fit_after(turn, reference.revision).await? {
             // The reference came with the end of the answer, so the client has all of it.
             Fit::Head { unheard, .. } => Fit::Head {
                 answered: is_answered.then_some(last),
