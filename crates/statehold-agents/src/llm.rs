@@ -133,7 +133,7 @@ impl LlmAgent {
             Ok((model_reply, extras))
         };
         let step = (StepKind::Model, "the reply of the model");
-        let model_reply: ModelReply = run.step(step, conversation.bytes(), work).await?;
+        let model_reply: ModelReply = Box::pin(run.step(step, conversation.bytes(), work)).await?;
         if complete_arguments.is_none() && !model_reply.withheld {
             draft.write(&model_reply.text);
         }

@@ -48,7 +48,8 @@ use models::ModelConfig;
 use redaction::RedactionConfig;
 use state_rules::{StateKeys, StateRuleConfig};
 use tool_servers::ToolServerConfig;
-use values::{BoundedNumber, UmsPath, VariableName, WholeUrl, empty_as_none};
+pub(crate) use values::WholeUrl;
+use values::{BoundedNumber, UmsPath, VariableName, empty_as_none};
 
 /// The configuration file if none is named.
 const FILE_NAME: &str = "statehold.toml";

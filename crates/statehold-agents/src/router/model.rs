@@ -231,7 +231,7 @@ impl AnswerWriter {
             Ok((said, extras))
         };
         let step = (StepKind::Model, "the final answer");
-        let said = run.step(step, conversation.bytes(), work).await;
+        let said = Box::pin(run.step(step, conversation.bytes(), work)).await;
         let said: ModelReply = said.map_err(|error| agent_completed(agent, error))?;
         if !is_new {
             draft.write(&said.text);

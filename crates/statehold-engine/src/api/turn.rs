@@ -259,10 +259,13 @@ pub async fn open_turn(
         let decided = std::mem::take(&mut decisions);
         let found = if decided.len() > 1 {
             let (own, log, owner) = (engine.clone(), Arc::clone(log), owner.clone());
-            let work = async move { find_or_start(&own, &log, input, &owner, decided, lock).await };
+            let work =
+                Box::pin(
+                    async move { find_or_start(&own, &log, input, &owner, decided, lock).await },
+                );
             engine.run_to_end(work).await?
         } else {
-            find_or_start(engine, log, input, &owner, decided, lock).await?
+            Box::pin(find_or_start(engine, log, input, &owner, decided, lock)).await?
         };
         match found {
             TurnLookup::Open(turn) => return Ok(*turn),

@@ -408,8 +408,8 @@ fn text_of(bytes: usize) -> String {
 
 #[tokio::test]
 async fn a_command_merges_a_bounded_number_of_bytes_and_reads_none_beyond_it() {
-    let rig = Rig::new(None).await;
     const MIB: usize = 1024 * 1024;
+    let rig = Rig::new(None).await;
     let names = ["a", "b", "user:c", "app:d"];
     let long = text_of(5 * MIB);
     for name in names {

@@ -35,7 +35,9 @@ use super::{PlannedStorage, ServePlan};
 use crate::cli::globals::DEFAULT_URL;
 use crate::cli::output::{CliOutput, plural};
 use crate::cli::printable;
-use crate::config::{Config, ConfigEnvironment, ConfigMistakes, ServerConfig, declare_agents};
+use crate::config::{
+    Config, ConfigEnvironment, ConfigMistakes, ServerConfig, WholeUrl, declare_agents,
+};
 use crate::demo::{self, EmbeddedDemo};
 use crate::exit::{Exit, Failure};
 use crate::leftover_programs;
@@ -253,7 +255,7 @@ fn server_options(config: &Config, reloader: &Arc<ConfigReloader>) -> ServerOpti
         answerers: config.chat.answerers.clone(),
         scratch: Some(reloader.scratch()),
         console: config.console.enabled,
-        public_url: config.server.public_url.as_ref().map(|url| url.base()),
+        public_url: config.server.public_url.as_ref().map(WholeUrl::base),
         reload: Some(Arc::clone(reloader) as Arc<dyn Reload>),
         ..limited(config)
     }
