@@ -24,8 +24,12 @@ calls = 0
 
 
 def note(answer):
-    """Remembers what an answer names."""
-    for text, kind in ID.findall(answer.text):
+    """Remembers what an answer names. A backup is no text."""
+    try:
+        said = answer.text
+    except UnicodeDecodeError:
+        return
+    for text, kind in ID.findall(said):
         if text not in known[kind]:
             known[kind].append(text)
     try:
