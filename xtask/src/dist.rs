@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 /// The folder of the packages.
 const FOLDER: &str = "target/packages";
 
-/// What to pack.
+/// The options of a package.
 #[derive(Debug)]
 pub(crate) struct DistOptions {
     /// The profile that the program is built with.

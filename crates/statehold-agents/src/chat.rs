@@ -26,7 +26,7 @@ pub(crate) use reply::{ChatReply, RawToolCall, is_usable_id, opaque_id};
 pub(crate) struct ChatEndpoint {
     /// Without the path of the call. A query string is kept.
     pub(crate) base_url: String,
-    /// What answers.
+    /// The service that answers.
     pub(crate) target: ChatTarget,
     /// Bearer credential, unless the call sets its own header.
     pub(crate) credential: Option<Credential>,

@@ -45,7 +45,7 @@ struct BucketBody {
 }
 
 impl BucketBody {
-    /// The bucket of the user: it is the same for all requests of a user, and names nobody else.
+    /// The bucket of the user: the same for all requests of one user, and of no other.
     fn user(&self) -> &str {
         let appdata = self.appdata.as_deref().unwrap_or_default();
         let user = appdata.split_once("/appdata/").map(|(user, _)| user);

@@ -27,7 +27,7 @@ pub(crate) use nesting::{ChildStages, Outlines, RunningOutline};
 pub enum StageDetail {
     /// No stage of the agent, and none below it.
     None,
-    /// That a stage began, its name and how it ended.
+    /// Name and status of each stage.
     #[default]
     Names,
     /// Also its text and its files.

@@ -48,7 +48,7 @@ fn expiry(state: &SessionState, events: &[Event], at: Timestamp) -> Option<Times
         )
     });
     match mode {
-        // A timer does not keep a session alive that nobody uses.
+        // A timer does not keep an unused session alive.
         TtlMode::Sliding if erases(events) => state.expires_at,
         TtlMode::Sliding => Some(at.plus_ms(ms)),
         TtlMode::Fixed if is_set => Some(at.plus_ms(ms)),
@@ -95,7 +95,7 @@ pub(crate) fn apply_event(state: &mut SessionState, event: &Event, seq: u64, pri
         }
         Event::PayloadsErased { payloads } => {
             if state.closed {
-                // What was erased at the end of a session cannot expire again.
+                // A closed session is erased once: clear both lifetimes, so that no timer lists it again.
                 state.ttl = None;
                 state.hidden_ttl_ms = None;
             }

@@ -261,7 +261,7 @@ impl Shares {
         Ok(share)
     }
 
-    /// How many units nobody has.
+    /// How many units are free.
     pub fn free(&self) -> usize {
         self.0.max - self.0.used.lock().all
     }

@@ -112,7 +112,7 @@ pub struct Span {
     pub began_at: Timestamp,
     /// How long it took.
     pub took: Duration,
-    /// What is known of it.
+    /// The known facts about it.
     pub attributes: Vec<(&'static str, String)>,
     /// Whether it failed.
     pub is_error: bool,

@@ -10,7 +10,7 @@ use statehold_core::redact::{Redactor, TextStream};
 use crate::api::json::{Raw, raw_bytes};
 use crate::stage::{STAGES_BYTES_MAX, STAGES_MAX, Stage, StageChange};
 
-/// What an entry of the log costs beside its texts.
+/// Bytes counted per entry of the log on top of its texts.
 const ENTRY_BYTES: usize = 64;
 
 /// A shorter end of a name is shown, although it may become a secret.
@@ -24,7 +24,7 @@ pub(super) struct StageLog {
     shown: Vec<Stage>,
     /// How far the current writer has come with each stage.
     written: Vec<WrittenStage>,
-    /// What the log costs.
+    /// The bytes of the log in memory.
     bytes: usize,
     /// The bytes of all texts that the current writer has written.
     written_bytes: usize,

@@ -29,7 +29,7 @@ struct Health {
     /// `ok`, or `degraded` if stored data is damaged.
     status: &'static str,
     version: &'static str,
-    /// What `/readyz` has checked.
+    /// The checks of `/readyz`.
     #[serde(skip_serializing_if = "Option::is_none")]
     checks: Option<ReadyChecks>,
     /// How many sessions are damaged; calls that need the damaged data are refused, and all others go on.
@@ -58,7 +58,7 @@ struct ReadyChecks {
 struct ReadyCheck {
     /// `ok`; `degraded`, if everything else goes on; `failed`, if the server is not ready.
     status: &'static str,
-    /// What happened, and what to do.
+    /// The event, and the way out.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<&'static str>,
 }

@@ -226,7 +226,7 @@ impl Scene {
         act(&self.helper, request, "holds", hold).await.ok(201)
     }
 
-    /// Asks for an approval, which is somebody else's to give.
+    /// Asks for an approval, which another person gives.
     async fn ask_approval(&self, request: &Value) -> Value {
         let action = json!({"tool": "pay", "args": {"secret_sum": "sum-4711"}});
         let hold = json!({"kind": "approval", "title": "Pay?", "action": action});
@@ -258,7 +258,7 @@ impl Scene {
     }
 }
 
-/// The answer of a call that somebody else waits for.
+/// The answer of a call that another caller waits for.
 async fn finished(call: JoinHandle<Answer>) -> Answer {
     let answer = timeout(PATIENCE, call).await.expect("an answer in time");
     answer.expect("the call is made")

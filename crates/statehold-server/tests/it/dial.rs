@@ -94,7 +94,7 @@ fn id(request: &Value) -> RequestId {
     text(request, "id").parse().expect("an id")
 }
 
-/// The answer of a call that somebody else waits for.
+/// The answer of a call that another caller waits for.
 async fn finished(call: JoinHandle<Answer>) -> Answer {
     let answer = timeout(PATIENCE, call).await.expect("an answer in time");
     answer.expect("the call is made")

@@ -5,7 +5,7 @@ use statehold_core::name::Name;
 
 use crate::durations::DurationCounts;
 
-/// What waits for people and for workers.
+/// Holds and requests that wait for people and for workers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WorkTotals {
     /// How many holds are open.

@@ -191,7 +191,7 @@ fn one(
     Ok(Some(RemovedRow { session, bytes }))
 }
 
-/// What became of a row beside the log.
+/// The outcome for a row beside the log.
 enum RowBeside {
     /// It had so many bytes.
     Removed(u64),

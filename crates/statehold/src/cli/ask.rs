@@ -38,7 +38,7 @@ pub(super) fn ask_line(question: &str) -> anyhow::Result<Option<String>> {
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer)?;
     if read == 0 {
-        // Nobody pressed Enter behind the question.
+        // Enter was not pressed behind the question.
         anstream::eprintln!();
     }
     let answer = answer.trim_end_matches(['\n', '\r']).to_owned();

@@ -9,7 +9,7 @@ use crate::rig::text;
 const PAUSE: &str = "Waits for a person";
 
 impl Scene {
-    /// Asks for an approval, which is somebody else's to give.
+    /// Asks for an approval, which another person gives.
     async fn ask_approval(&self, request: &Value) -> Value {
         let action = json!({"tool": "pay", "args": {"secret_sum": "sum-4711"}});
         let hold = json!({"kind": "approval", "title": "Pay?", "action": action});

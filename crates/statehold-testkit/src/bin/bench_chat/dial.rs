@@ -70,7 +70,7 @@ fn pieces() -> Vec<Bytes> {
     pieces
 }
 
-/// What was seen of one server.
+/// The observations of one server.
 #[derive(Debug, Clone, Copy)]
 struct ChunkCost {
     answers_per_second: f64,

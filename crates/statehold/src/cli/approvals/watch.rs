@@ -36,7 +36,7 @@ pub(in crate::cli) struct WatchArgs {
     count: Option<u64>,
 }
 
-/// What `watch` waits for.
+/// The next event of `watch`.
 enum WatchEvent {
     Step(WatchStep),
     Key(WatchKey),
