@@ -88,7 +88,7 @@ impl WrittenText {
         stream.push(piece)
     }
 
-    /// What is held back, if it is short. A name is mostly whole when it comes, and its end may be
+    /// The held-back part, if it is short. A name is mostly whole when it comes, and its end may be
     /// known late.
     fn release_short(&mut self) -> String {
         let stream = self.redaction.as_mut();

@@ -5,7 +5,7 @@ use statehold_engine::stage::{Stage, StageChange, StageStatus};
 use super::chunk::{AnswerHead, AttachmentOut, StageOut, status_word};
 use crate::chat::SentText;
 
-/// The stages that one stream has shown. Their places on the wire count up, whoever opened them.
+/// The stages that one stream has shown. Their places on the wire count up over all agents.
 #[derive(Debug, Default)]
 pub(super) struct ShownStages {
     /// The stages of the turn.

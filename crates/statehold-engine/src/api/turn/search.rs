@@ -153,8 +153,8 @@ impl<'a> TurnSearch<'a> {
         }
     }
 
-    /// Lends the credential of the call to a turn that goes on. An approver who decides about the turn of somebody
-    /// else lends nothing: agents would act as the approver.
+    /// Lends the credential of the call to a turn that goes on. An approver who decides about another user's turn
+    /// lends nothing: agents would act as the approver.
     async fn lend_credential(&self, root: RequestId) -> Result<(), EngineError> {
         if let Some(lent) = &self.input.call_credential
             && self.acts_for_user(root).await?
